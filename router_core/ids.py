@@ -1,0 +1,64 @@
+"""Names of nodes and meshes, and the constructors that parse them.
+
+A node *is* the SHA-256 of its public key. ``Id32`` is that hash, ``NodeId`` its base32 form for people and
+files, ``Id16`` its first half and the key on the wire, ``Id8`` a short mark where a clash is harmless.
+"""
+
+import base64
+import re
+from typing import NewType
+
+Id32 = NewType("Id32", bytes)
+Id16 = NewType("Id16", bytes)
+Id8 = NewType("Id8", bytes)
+NodeId = NewType("NodeId", str)
+NodeName = NewType("NodeName", str)
+MeshId = NewType("MeshId", bytes)
+"""16 random bytes, the identity of a mesh; its first 8 are ``mesh8``."""
+
+_NODE_ID = re.compile(r"[a-z2-7]{51}[aq]")
+_NODE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+SHORTEST_PREFIX = 8
+
+
+def node_id_of(id32: Id32) -> NodeId:
+    """The 52-character lower-case base32 form of a 32-byte id."""
+    return NodeId(base64.b32encode(id32).decode("ascii").rstrip("=").lower())
+
+
+def parse_node_id(text: str) -> NodeId | None:
+    """``text`` as a canonical node id, or None."""
+    return NodeId(text) if _NODE_ID.fullmatch(text) else None
+
+
+def id32_of(node_id: NodeId) -> Id32:
+    """The 32 bytes behind a canonical node id."""
+    return Id32(base64.b32decode(node_id.upper() + "===="))
+
+
+def id16_of(id32: Id32) -> Id16:
+    return Id16(id32[:16])
+
+
+def id8_of(id16: bytes) -> Id8:
+    return Id8(id16[:8])
+
+
+def mesh8_of(mesh_id: MeshId) -> bytes:
+    return mesh_id[:8]
+
+
+def short_id(node_id: NodeId) -> str:
+    """``xxxx-xxxx-xxxx-xxxx``, for display."""
+    return "-".join(node_id[i : i + 4] for i in range(0, 16, 4))
+
+
+def parse_node_name(text: str) -> NodeName | None:
+    """``text`` as a node name (``[a-z0-9][a-z0-9-]{0,31}``), or None."""
+    return NodeName(text) if _NODE_NAME.fullmatch(text) else None
+
+
+def matches_prefix(node_id: NodeId, prefix: str) -> bool:
+    """True if ``prefix`` (dashes ignored, at least 8 characters) abbreviates ``node_id``."""
+    plain = prefix.replace("-", "").lower()
+    return len(plain) >= SHORTEST_PREFIX and node_id.startswith(plain)
