@@ -1,0 +1,121 @@
+"""Checks of the repository itself: README commands exist and parse, generated text is fresh, pins are plain,
+forbidden names are absent, and every recorded defect keeps its test."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+")
+FORBIDDEN = {
+    "a package registry's host": re.compile(r"\b(?:files\.)?py" + r"(?:pi\.org|thonhosted)|npm" + r"js\.(?:com|org)|deb\." + r"debian\.org"),
+    "a path of one machine": re.compile(r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers|wo" + r"rk|ro" + r"ot)/\w"),
+}
+COMMAND_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"<!-- (\w+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
+
+
+def tracked_files() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    return [ROOT / name for name in listing.decode().split("\0") if name]
+
+
+def faults_of_text() -> list[str]:
+    faults = []
+    for path in tracked_files():
+        try:
+            text = path.read_text()
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        for what, pattern in FORBIDDEN.items():
+            faults += [
+                f"{path.relative_to(ROOT)}:{text[: hit.start()].count(chr(10)) + 1}: {what}: {hit.group()}"
+                for hit in pattern.finditer(text)
+            ]
+    return faults
+
+
+def faults_of_pins() -> list[str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [f"constraints.txt: not name==version: {line}" for line in lines if not PIN.fullmatch(line)]
+
+
+def readme_commands(readme: str) -> list[list[str]]:
+    """Every line of the README's ``sh`` blocks that starts one of our own commands."""
+    lines = [line for block in COMMAND_BLOCK.findall(readme) for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in commands if words and (words[0] == "pairmesh" or words[0].startswith("scripts/"))]
+
+
+def faults_of_readme() -> list[str]:
+    from agent.cli import parser
+
+    readme = (ROOT / "README.md").read_text()
+    faults = []
+    commands = readme_commands(readme)
+    if [words[0] for words in commands[:2]] != ["scripts/demo", "scripts/test"]:
+        faults.append("README.md: its first two commands must be scripts/demo and scripts/test")
+    for words in commands:
+        if words[0].startswith("scripts/"):
+            if not (ROOT / words[0]).is_file():
+                faults.append(f"README.md: no such script: {words[0]}")
+            continue
+        try:
+            parser().parse_args(words[1:])
+        except SystemExit:
+            faults.append(f"README.md: pairmesh does not accept: {shlex.join(words)}")
+    return faults
+
+
+def faults_of_generated() -> list[str]:
+    from agent.settings.reference import reference
+
+    made = {"settings": reference()}
+    readme = (ROOT / "README.md").read_text()
+    found = dict(GENERATED.findall(readme))
+    return [
+        f"README.md: the part {name} is stale; run scripts/check_repository.py --write"
+        for name, text in made.items()
+        if found.get(name, "").strip() != text.strip()
+    ]
+
+
+def write_generated() -> None:
+    from agent.settings.reference import reference
+
+    made = {"settings": reference()}
+    path = ROOT / "README.md"
+
+    def fresh(hit: re.Match[str]) -> str:
+        name = hit.group(1)
+        return f"<!-- {name}: begin -->\n{made.get(name, hit.group(2)).strip()}\n<!-- {name}: end -->"
+
+    path.write_text(GENERATED.sub(fresh, path.read_text()))
+
+
+def faults_of_replay() -> list[str]:
+    faults = []
+    entries = tomllib.loads((ROOT / "tests/replay.toml").read_text()).get("defect", [])
+    for entry in entries:
+        file, _, name = entry["test"].partition("::")
+        path = ROOT / file
+        if not path.is_file() or (name and f"def {name.rpartition('::')[2].partition('[')[0]}(" not in path.read_text()):
+            faults.append(f"tests/replay.toml: {entry['id']}: no such test: {entry['test']}")
+    return faults
+
+
+def main() -> int:
+    sys.path.insert(0, str(ROOT))
+    if "--write" in sys.argv[1:]:
+        write_generated()
+    faults = [*faults_of_text(), *faults_of_pins(), *faults_of_readme(), *faults_of_generated(), *faults_of_replay()]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
