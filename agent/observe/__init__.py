@@ -1,0 +1,1 @@
+"""What the daemon tells its operator: log lines, metrics, the decision journal."""

@@ -1,0 +1,198 @@
+"""Log lines: an event code and typed fields, one line each, nothing anybody else wrote in full.
+
+Rules: control characters are escaped, so one event is one line whatever a peer put into a name; text is cut
+at ``limits.LOG_TEXT`` characters; an exception is its class, never its message, since messages quote what
+clients and peers sent; equal lines are written ``limits.EQUAL_LOG_LINES_PER_MIN`` times a minute, then
+counted and summed up in one line. Objects the log does not know are named by their class.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import Enum, IntEnum
+from pathlib import PurePath
+from typing import Final, TextIO
+
+from agent.effects.clock import Clock
+from router_core import limits
+
+Scalar = str | int | float | bool | None
+Field = Scalar | list[Scalar]
+
+ITEMS: Final = 16
+WINDOW_MS: Final = 60_000
+REMEMBERED: Final = 256
+_OWN_KEYS: Final = frozenset({"at", "level", "event"})
+
+
+class Severity(IntEnum):
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Log:
+    """Writes lines through ``write``; safe from any thread.
+
+    ``write`` gets one finished line without its newline. ``human`` chooses ``HH:MM:SS level event key=value``
+    over JSON. A sink that fails is dropped for that line: losing a log line must not stop the service.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        clock: Clock,
+        *,
+        human: bool = False,
+        least: Severity = Severity.INFO,
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._render = human_line if human else json_line
+        self._least = least
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[str, _Window] = OrderedDict()
+        self.lost = 0
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        self.event(Severity.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        self.event(Severity.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        self.event(Severity.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        self.event(Severity.ERROR, event, fields)
+
+    def event(self, severity: Severity, event: str, fields: Mapping[str, object]) -> None:
+        """Write one line, unless ``severity`` is below the threshold or the line was said often enough."""
+        if severity < self._least:
+            return
+        clean = {(f"{k}_" if k in _OWN_KEYS else k): plain(v) for k, v in fields.items()}
+        key = json.dumps([severity, event, clean], ensure_ascii=True)
+        now = self._clock.boot_ms()
+        with self._lock:
+            self._sum_up(now - WINDOW_MS)
+            window = self._seen.get(key)
+            if window is None:
+                window = self._seen[key] = _Window(now, severity, event, clean)
+                if len(self._seen) > REMEMBERED:
+                    self._close(self._seen.popitem(last=False)[1])
+            window.count += 1
+            if window.count <= limits.EQUAL_LOG_LINES_PER_MIN:
+                self._emit(severity, event, clean)
+
+    def flush(self) -> None:
+        """Write the pending summaries now, as at the end of the process."""
+        with self._lock:
+            while self._seen:
+                self._close(self._seen.popitem(last=False)[1])
+
+    def _sum_up(self, ended_at: int) -> None:
+        while self._seen and next(iter(self._seen.values())).since <= ended_at:
+            self._close(self._seen.popitem(last=False)[1])
+
+    def _close(self, window: "_Window") -> None:
+        suppressed = window.count - limits.EQUAL_LOG_LINES_PER_MIN
+        if suppressed > 0:
+            self._emit(window.severity, window.event, {**window.fields, "suppressed": suppressed})
+
+    def _emit(self, severity: Severity, event: str, fields: Mapping[str, Field]) -> None:
+        at = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        try:
+            self._write(self._render(at, severity, event, fields))
+        except (OSError, ValueError):
+            self.lost += 1
+
+
+class _Window:
+    __slots__ = ("count", "event", "fields", "severity", "since")
+
+    def __init__(self, since: int, severity: Severity, event: str, fields: Mapping[str, Field]) -> None:
+        self.since = since
+        self.severity = severity
+        self.event = event
+        self.fields = fields
+        self.count = 0
+
+
+def stream_log(stream: TextIO, clock: Clock, *, least: Severity = Severity.INFO) -> Log:
+    """A log on ``stream``: for people when it is a terminal, JSON lines otherwise."""
+
+    def write(line: str) -> None:
+        stream.write(line + "\n")
+        stream.flush()
+
+    return Log(write, clock, human=stream.isatty(), least=least)
+
+
+def plain(value: object) -> Field:
+    """``value`` as something a line can hold."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_scalar(item) for item in list(value)[:ITEMS]]
+    return _scalar(value)
+
+
+def _scalar(value: object) -> Scalar:
+    match value:
+        case Enum():
+            return value.name.lower()
+        case None | bool() | int() | float():
+            return value
+        case str():
+            return cut(value)
+        case PurePath():
+            return cut(str(value))
+        case bytes():
+            return cut(value.hex())
+        case BaseException():
+            return class_name(value)
+        case _:
+            return f"<{type(value).__name__}>"
+
+
+def class_name(exc: BaseException) -> str:
+    """The class of an error, with its module unless built in: all a log may say about it."""
+    kind = type(exc)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def cut(text: str) -> str:
+    """At most ``limits.LOG_TEXT`` characters of ``text``."""
+    return text if len(text) <= limits.LOG_TEXT else text[: limits.LOG_TEXT - 1] + "…"
+
+
+def json_line(at: datetime, severity: Severity, event: str, fields: Mapping[str, Field]) -> str:
+    line = {"at": _stamp(at), "level": severity.name.lower(), "event": event, **fields}
+    return json.dumps(line, ensure_ascii=True, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+def human_line(at: datetime, severity: Severity, event: str, fields: Mapping[str, Field]) -> str:
+    pairs = "".join(f" {key}={_shown(value)}" for key, value in fields.items())
+    return f"{at.astimezone():%H:%M:%S} {severity.name.lower():7} {event}{pairs}"
+
+
+def _stamp(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _shown(value: Field) -> str:
+    match value:
+        case None:
+            return "-"
+        case list():
+            return "[" + ",".join(_shown(item) for item in value) + "]"
+        case str():
+            quoted = "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in value)
+            return quoted if quoted.isalnum() or _is_word(quoted) else f'"{quoted}"'
+        case _:
+            return str(value)
+
+
+def _is_word(text: str) -> bool:
+    return bool(text) and all(ch.isalnum() or ch in "._:/@+-" for ch in text)
