@@ -1,0 +1,325 @@
+"""What an adapter says about one engine, and what the rest of the shell reads of one endpoint.
+
+An adapter turns one engine's dialect of facts into these types. Rules: unknown is ``None``, never 0; looking
+changes nothing (no call may load, wake, keep alive or evict a model, or run a token through it);
+``native_id`` is kept as the engine spells it and is the only model name ever sent to it. Relaying requests
+and judging nodes are somebody else's work.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from agent.settings.manifest import Caps, EngineKind, Manifest
+from router_core.errors import RemoteFault
+from router_core.record.state import Dialect, EngineState, LoadPolicy
+
+FOREVER_S = 2**31 - 1
+"""``expires_s`` of a model that is never unloaded by itself."""
+
+
+class EngineUnreachable(RemoteFault):
+    """No usable answer. ``reason`` is the phase that failed: ``connect`` ``guard`` ``timeout`` ``read``."""
+
+
+class EngineMisspoke(RemoteFault):
+    """An answer that does not mean what it must. ``reason`` is one of ``status`` ``auth`` ``loading``
+    ``redirect`` ``too_large`` ``not_json`` ``shape``; ``status`` the HTTP status, if there was one."""
+
+    def __init__(self, reason: str, detail: str = "", status: int | None = None) -> None:
+        super().__init__(reason, detail)
+        self.status = status
+
+
+class Health(Enum):
+    """State of an endpoint as its monitor sees it. Only ``READY`` and ``DEGRADED`` take requests."""
+
+    UNREACHABLE = "unreachable"
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    UNAUTHORISED = "unauthorised"
+    REFUSED = "refused"
+
+    @property
+    def takes_requests(self) -> bool:
+        return self in (Health.READY, Health.DEGRADED)
+
+    @property
+    def code(self) -> EngineState:
+        """The state as it is published in V."""
+        return _CODES[self]
+
+
+_CODES: dict[Health, EngineState] = {
+    Health.UNREACHABLE: EngineState.DOWN,
+    Health.STARTING: EngineState.STARTING,
+    Health.READY: EngineState.READY,
+    Health.DEGRADED: EngineState.READY,
+    Health.UNAUTHORISED: EngineState.DOWN,
+    Health.REFUSED: EngineState.DOWN,
+}
+
+
+class Refusal(StrEnum):
+    """Why an endpoint is ``Health.REFUSED`` until its manifest changes."""
+
+    SELF_LOOP = "self_loop"
+    PAIR_NOT_ADOPTED = "pair_not_adopted"
+    URL_REFUSED = "url_refused"
+    IDENTITY_CHANGED = "identity_changed"
+
+
+class FailureClass(Enum):
+    """What an engine's failed answer means to the request; what to do about it is the relay's business."""
+
+    BUSY = "busy"
+    LOADING = "loading"
+    ABSENT = "absent"
+    TOO_LONG = "too_long"
+    LOAD_FAILED = "load_failed"
+    AUTH = "auth"
+    ROUTE = "route"
+    DEAD = "dead"
+    OTHER = "other"
+
+
+class Residency(Enum):
+    """State of one model in an engine. Values 1 to 5 are ``record.state.ModelState``; ``FAILED`` stays local."""
+
+    LOADING = 1
+    RESIDENT = 2
+    UNLOADING = 3
+    SLEEPING = 4
+    DOWNLOADING = 5
+    FAILED = 6
+
+
+class LoadSource(Enum):
+    """Who counted the requests: the engine itself, or nobody but ourselves."""
+
+    ENGINE = "engine"
+    OWN = "own"
+
+
+class TimingSource(Enum):
+    """``ENGINE``: token counts are the engine's own; ``COUNTED``: content events were counted on the way."""
+
+    ENGINE = "engine"
+    COUNTED = "counted"
+
+
+class Finish(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL = "tool"
+    ERROR = "error"
+
+
+class Identity(Struct, frozen=True, gc=False, kw_only=True):
+    """What answers at an endpoint. ``instance`` is an opaque token of one process life, compared for equality
+    only. ``dialects`` and ``caps`` are the engine's own; a manifest may overrule the former."""
+
+    engine: EngineKind
+    flavour: str
+    version: str | None = None
+    instance: str | None = None
+    dialects: Dialect = Dialect(0)
+    caps: Caps = Caps()
+    needs_key: bool = False
+    metrics: bool = False
+    pushes_state: bool = False
+
+
+class OwnedModel(Struct, frozen=True, gc=False, kw_only=True):
+    """A model an engine could serve. ``ctx_max`` is what the weights allow, ``ctx_served`` what one request
+    may use as configured, both in tokens. ``name`` is what others call it, ``native_id`` never leaves the
+    host where it differs."""
+
+    native_id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    digest: bytes | None = None
+    size_bytes: int | None = None
+    params_b: float | None = None
+    active_b: float | None = None
+    kv_bytes_per_token: int | None = None
+    ctx_max: int | None = None
+    ctx_served: int | None = None
+    parallel: int | None = None
+    quant: str | None = None
+    base: str | None = None
+    family: str | None = None
+    format: str | None = None
+    caps: Caps = Caps()
+    parent: str | None = None
+    local: bool = True
+    modified_at: str | None = None
+    keep: bool = False
+
+
+class ResidentModel(Struct, frozen=True, gc=False, kw_only=True):
+    """A model in an engine's memory, or on its way in or out. ``ctx`` is the tokens one request may use;
+    ``kv_used`` and ``progress`` (loading only) are 0..1; ``expires_s`` counts from the observation."""
+
+    native_id: str
+    state: Residency
+    ctx: int | None = None
+    total_bytes: int | None = None
+    vram_bytes: int | None = None
+    slots: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+    expires_s: int | None = None
+    progress: float | None = None
+
+
+class EngineLoad(Struct, frozen=True, gc=False, kw_only=True):
+    """Requests in an engine's hands and waiting, and its recent speeds (tokens/s, from counter deltas)."""
+
+    source: LoadSource
+    running: int | None = None
+    waiting: int | None = None
+    pp_tps: float | None = None
+    tg_tps: float | None = None
+
+
+class Marks(Struct, frozen=True, gc=False, kw_only=True):
+    """The relay's marks on one response (boot clock, ms). ``content_events`` counts the events that carried
+    content, ``None`` if the response was not a stream."""
+
+    sent_ms: float
+    head_ms: float
+    last_byte_ms: float
+    first_byte_ms: float | None = None
+    first_content_ms: float | None = None
+    content_events: int | None = None
+
+
+class Timings(Struct, frozen=True, gc=False, kw_only=True):
+    """What one finished response taught. ``prompt_tokens`` excludes cached ones; ``gen_ms`` is the time of the
+    ``gen_tokens - 1`` gaps after the first token. All times in ms."""
+
+    source: TimingSource
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    prompt_ms: float | None = None
+    gen_tokens: int | None = None
+    gen_ms: float | None = None
+    queue_ms: float | None = None
+    load_ms: float | None = None
+    finish: Finish | None = None
+
+
+class Credential:
+    """A key for one engine. It prints as dots, so that it cannot end up in a log by accident."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    @property
+    def authorization(self) -> str:
+        """Value of the ``Authorization`` header."""
+        return f"Bearer {self._key}"
+
+    def __repr__(self) -> str:
+        return "Credential(...)"
+
+
+class EndpointStatus(Struct, frozen=True, kw_only=True):
+    """One endpoint as its monitor saw it last; what V and S are built from and how the relay reaches it.
+
+    ``owned`` already holds the manifest's facts (manifest before engine before unknown; of two context limits
+    the smaller). ``identified_ms``, ``owned_ms`` and ``observed_ms`` (residency and load) are boot-clock times
+    of the last good answer. ``reason`` is a short code for a health that takes no requests.
+    """
+
+    name: str
+    manifest: Manifest
+    health: Health
+    detected: bool = False
+    reason: str | None = None
+    identity: Identity | None = None
+    identified_ms: int | None = None
+    owned: tuple[OwnedModel, ...] = ()
+    owned_ms: int | None = None
+    resident: tuple[ResidentModel, ...] = ()
+    load: EngineLoad | None = None
+    observed_ms: int | None = None
+    credential: Credential | None = None
+
+    @property
+    def base(self) -> tuple[str, int]:
+        """IP literal (or, for ``cloud`` alone, host name) and port of the engine."""
+        return self.manifest.url.host, self.manifest.url.port
+
+    @property
+    def slots(self) -> int | None:
+        """Requests the engine works on at a time: the manifest's word, else the engine's, else unknown."""
+        if self.manifest.slots is not None:
+            return self.manifest.slots
+        told = [model.slots for model in self.resident if model.slots is not None]
+        if told:
+            return sum(told)
+        return max((model.parallel for model in self.owned if model.parallel is not None), default=None)
+
+    @property
+    def max_queue(self) -> int:
+        """Requests allowed to wait at this endpoint."""
+        return 2 * (self.slots or 1) if self.manifest.max_queue is None else self.manifest.max_queue
+
+    @property
+    def dialects(self) -> Dialect:
+        if self.manifest.dialects is not None:
+            return self.manifest.dialects
+        return self.identity.dialects if self.identity is not None else Dialect(0)
+
+    @property
+    def load_policy(self) -> LoadPolicy:
+        """Whether a request for a model that is not resident makes the engine load it."""
+        if self.manifest.jit_load is not None:
+            return LoadPolicy.ON_DEMAND if self.manifest.jit_load else LoadPolicy.FIXED
+        loads = self.identity is not None and self.identity.flavour == "router"
+        return LoadPolicy.ON_DEMAND if loads else LoadPolicy.FIXED
+
+    def native_id(self, name: str) -> str | None:
+        """The engine's own spelling of an owned model's published name or alias, or None."""
+        for model in self.owned:
+            if name == model.name or name in model.aliases:
+                return model.native_id
+        return None
+
+
+class EngineAdapter(Protocol):
+    """Reads one engine. One instance per endpoint, used by that endpoint's one poll task alone.
+
+    Raises nothing but :class:`EngineUnreachable` and :class:`EngineMisspoke`.
+    """
+
+    async def inventory(self) -> tuple[OwnedModel, ...]:
+        """What it could serve."""
+
+    async def residency(self) -> tuple[ResidentModel, ...]:
+        """What is in memory now."""
+
+    async def load(self) -> EngineLoad:
+        """Work in hand and waiting."""
+
+    def instance(self) -> str | None:
+        """The newest instance token seen by the calls above."""
+
+
+Endpoints = Mapping[str, EndpointStatus]
+
+
+def own_load(in_flight: int, slots: int | None) -> EngineLoad:
+    """Load of an engine that tells none: our own requests over its ``slots`` (unknown counts as 1)."""
+    places = slots or 1
+    return EngineLoad(
+        source=LoadSource.OWN, running=min(in_flight, places), waiting=max(0, in_flight - places)
+    )
