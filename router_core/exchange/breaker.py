@@ -1,0 +1,142 @@
+"""The circuit breaker of one (router, endpoint) pair. Pure, local, never gossiped.
+
+It counts transport errors and server errors, not refusals, not cancellations. An open breaker's deadline only
+ever moves later: a fault that arrives late from an older attempt never brings the next trial nearer.
+"""
+
+from collections import deque
+from enum import IntEnum
+
+from router_core.policy.exchange import ExchangePolicy
+
+
+class BreakerState(IntEnum):
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class Breaker:
+    """CLOSED until faults pile up, OPEN for 5 s doubling to 60 s, then HALF_OPEN for one trial request.
+
+    Times are boot milliseconds.
+    """
+
+    __slots__ = (
+        "_faults_in_row",
+        "_open_for",
+        "_open_until",
+        "_policy",
+        "_recent",
+        "_trial",
+        "last_fault_ms",
+    )
+
+    def __init__(self, policy: ExchangePolicy) -> None:
+        self._policy = policy
+        self._recent: deque[tuple[int, bool]] = deque(maxlen=256)
+        self._faults_in_row = 0
+        self._open_for = policy.breaker_open_ms
+        self._open_until: int | None = None
+        self._trial = False
+        self.last_fault_ms: int | None = None
+
+    @property
+    def deadline(self) -> int | None:
+        """When the breaker will be ready for a trial, None while closed."""
+        return self._open_until
+
+    def state(self, now: int) -> BreakerState:
+        """OPEN also while the one trial of a half-open breaker is under way."""
+        if self._open_until is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._open_until or self._trial else BreakerState.HALF_OPEN
+
+    def dispatched(self, now: int) -> None:
+        """A request leaves for the endpoint; when not closed, it is the trial."""
+        if self._open_until is not None:
+            self._trial = True
+
+    def released(self) -> None:
+        """A request ended without a verdict (cancelled, refused): another may be the trial."""
+        self._trial = False
+
+    def succeeded(self, now: int) -> None:
+        """An answer came through; a trial that did closes the breaker."""
+        self._faults_in_row = 0
+        self._note(now, fault=False)
+        if self._open_until is not None and self._trial:
+            self._open_until = None
+            self._open_for = self._policy.breaker_open_ms
+            self._recent.clear()
+        self._trial = False
+
+    def failed(self, now: int, *, connection_refused: bool = False) -> None:
+        """A fault of the endpoint. A refused connection opens at once."""
+        policy = self._policy
+        self._faults_in_row += 1
+        self.last_fault_ms = now
+        self._note(now, fault=True)
+        if self._open_until is not None:
+            if self._trial:
+                self._open_for = min(self._open_for * 2, policy.breaker_open_max_ms)
+                self._open(now)
+            self._trial = False
+            return
+        if connection_refused or self._faults_in_row >= policy.breaker_in_a_row or self._share_is_bad(now):
+            self._open(now)
+
+    def _open(self, now: int) -> None:
+        until = now + self._open_for
+        self._open_until = until if self._open_until is None else max(self._open_until, until)
+
+    def _note(self, now: int, *, fault: bool) -> None:
+        self._recent.append((now, fault))
+
+    def _share_is_bad(self, now: int) -> bool:
+        since = now - self._policy.breaker_window_ms
+        while self._recent and self._recent[0][0] < since:
+            self._recent.popleft()
+        faults = sum(fault for _, fault in self._recent)
+        count = len(self._recent)
+        return count >= self._policy.breaker_least and faults >= self._policy.breaker_share * count
+
+
+class Breakers:
+    """The breakers of one router, by endpoint. Only endpoints with a fault on record are kept, at most ``limit``."""
+
+    def __init__(self, policy: ExchangePolicy, *, limit: int = 4_096) -> None:
+        self._policy = policy
+        self._limit = limit
+        self._of: dict[str, Breaker] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def state(self, endpoint: str, now: int) -> BreakerState:
+        breaker = self._of.get(endpoint)
+        return BreakerState.CLOSED if breaker is None else breaker.state(now)
+
+    def last_fault_ms(self, endpoint: str) -> int | None:
+        breaker = self._of.get(endpoint)
+        return None if breaker is None else breaker.last_fault_ms
+
+    def dispatched(self, endpoint: str, now: int) -> None:
+        if (breaker := self._of.get(endpoint)) is not None:
+            breaker.dispatched(now)
+
+    def released(self, endpoint: str) -> None:
+        if (breaker := self._of.get(endpoint)) is not None:
+            breaker.released()
+
+    def succeeded(self, endpoint: str, now: int) -> None:
+        if (breaker := self._of.get(endpoint)) is not None:
+            breaker.succeeded(now)
+
+    def failed(self, endpoint: str, now: int, *, connection_refused: bool = False) -> None:
+        breaker = self._of.get(endpoint)
+        if breaker is None:
+            if len(self._of) >= self._limit:
+                del self._of[min(self._of, key=lambda name: self._of[name].last_fault_ms or 0)]
+            breaker = self._of[endpoint] = Breaker(self._policy)
+        breaker.failed(now, connection_refused=connection_refused)

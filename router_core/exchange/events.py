@@ -1,0 +1,215 @@
+"""What happens to a request (events, past participle) and what is to be done about it (actions, imperative)."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+from router_core.exchange.failure import Cause, FailureClass
+
+
+class Target(Struct, frozen=True, gc=False, kw_only=True):
+    """Where one attempt goes. ``row`` names the endpoint and served model; ``peer`` means another node's ingress."""
+
+    row: str
+    peer: bool
+    connect_ms: int
+    first_byte_ms: int
+    idle_ms: int
+
+
+class Result(Enum):
+    """How an attempt ended. ``ANSWERED`` is an error of the upstream that was passed on whole."""
+
+    DONE = "done"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    BROKEN = "broken"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+
+
+class Outcome(Struct, frozen=True, gc=False, kw_only=True):
+    """The one end of one attempt. ``fault`` says whether it counts against the endpoint."""
+
+    attempt: int
+    row: str
+    result: Result
+    cause: Cause | None
+    status: int | None
+    failure: FailureClass | None
+    refusal: str | None
+    fault: bool
+
+
+# --- events --------------------------------------------------------------------------------------------------
+
+
+class Event(Struct, frozen=True, gc=False, kw_only=True):
+    """Anything the machine can be told."""
+
+
+class UpstreamEvent(Event, frozen=True, gc=False, kw_only=True):
+    """Something an upstream did in ``attempt``; of no effect once that attempt has ended."""
+
+    attempt: int
+
+
+class BodyParsed(Event, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class Decided(Event, frozen=True, gc=False, kw_only=True):
+    target: Target
+
+
+class TurnedAway(Event, frozen=True, gc=False, kw_only=True):
+    """No endpoint can take the request: status and code for the client."""
+
+    status: int
+    code: str
+    retry_after_s: int | None = None
+
+
+class Connected(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class Continued(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """A peer said ``100 Continue``."""
+
+
+class HeadReceived(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """Status and headers of an answer below 400; held back."""
+
+    status: int
+
+
+class FirstByteReceived(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class BodyEnded(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """The answer ended as its framing promised."""
+
+
+class Answered(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """An answer of 400 or above, classified. ``whole``: all of it is at hand and can be replayed."""
+
+    status: int
+    failure: FailureClass
+    whole: bool
+
+
+class IngressRefused(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """A peer's ingress refused before it read the body."""
+
+    cause: str
+
+
+class Lost(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """No (more) answer. ``stale``: a reused connection died before any response byte."""
+
+    cause: Cause
+    stale: bool = False
+
+
+class NodeSuspected(Event, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class NodeRecovered(Event, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class NodeGone(Event, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class ClientGone(Event, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class ShuttingDown(Event, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class TimePassed(Event, frozen=True, gc=False, kw_only=True):
+    """``last_byte_ms``: when the latest body byte of the current attempt came, None before the first."""
+
+    last_byte_ms: int | None = None
+
+
+# --- actions -------------------------------------------------------------------------------------------------
+
+
+class Action(Struct, frozen=True, gc=False, kw_only=True):
+    """Anything the machine can ask for."""
+
+
+class Decide(Action, frozen=True, gc=False, kw_only=True):
+    """Choose an endpoint on the newest view, without these rows."""
+
+    tried: tuple[str, ...]
+    refused: tuple[str, ...]
+    attempt: int
+
+
+class Dial(Action, frozen=True, gc=False, kw_only=True):
+    target: Target
+    attempt: int
+
+
+class Redial(Action, frozen=True, gc=False, kw_only=True):
+    """The same target once more, on a fresh connection."""
+
+    attempt: int
+
+
+class SendRequest(Action, frozen=True, gc=False, kw_only=True):
+    """Head and body to an engine; the head alone to a peer."""
+
+    attempt: int
+
+
+class SendBody(Action, frozen=True, gc=False, kw_only=True):
+    attempt: int
+
+
+class Commit(Action, frozen=True, gc=False, kw_only=True):
+    """Hand status, headers and what has come of the body to the client."""
+
+    attempt: int
+
+
+class Finish(Action, frozen=True, gc=False, kw_only=True):
+    """End the reply cleanly."""
+
+    attempt: int
+
+
+class Reply(Action, frozen=True, gc=False, kw_only=True):
+    """An error of our own, in the client's dialect. ``retry_after_s`` None: no better knowledge than a default."""
+
+    status: int
+    code: str
+    retry_after_s: int | None
+
+
+class ReplyAnswer(Action, frozen=True, gc=False, kw_only=True):
+    """Pass the kept error answer of this attempt on."""
+
+    attempt: int
+
+
+class TellError(Action, frozen=True, gc=False, kw_only=True):
+    """After commit: say in the dialect that the answer is broken, then close without a clean end."""
+
+    code: str
+
+
+class CancelUpstream(Action, frozen=True, gc=False, kw_only=True):
+    attempt: int
+
+
+class EndAttempt(Action, frozen=True, gc=False, kw_only=True):
+    outcome: Outcome
