@@ -1,0 +1,40 @@
+"""What the relay reads of a request body: counts, sizes, flags and one name. Never text."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+from router_core.record.state import Dialect
+
+
+class Facts(Struct, frozen=True, gc=False, kw_only=True):
+    """One request in numbers. ``None`` means not told (or told in a form nobody understands).
+
+    ``text_bytes`` is the size of prompt text as it stands in the JSON; data URLs are not text. ``items`` is the
+    number of inputs of an embedding. ``hints`` is the raw JSON of the body's ``pairmesh`` member.
+    """
+
+    model: str
+    stream: bool = False
+    max_tokens: int | None = None
+    n: int | None = None
+    text_bytes: int = 0
+    images: int = 0
+    audio_parts: int = 0
+    items: int | None = None
+    num_ctx: int | None = None
+    tools: bool = False
+    json_schema: bool = False
+    logprobs: bool = False
+    hints: bytes | None = None
+
+
+class BodyFault(Enum):
+    """Why a body is ours to refuse. Everything else odd goes to the engine as it is."""
+
+    BAD_REQUEST = "bad_request"
+    MODEL_MISSING = "model_missing"
+    DUPLICATE_KEY = "duplicate_key"
+
+
+__all__ = ["BodyFault", "Dialect", "Facts"]

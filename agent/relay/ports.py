@@ -1,0 +1,306 @@
+"""What the relay needs of the rest of the daemon, as Protocols, and the plain data that crosses.
+
+The daemon satisfies them; tests bring their own. Nothing here awaits: every call is made on a request's path.
+Refuses to know: mesh links, the view's folding, engines' polling, where files lie.
+"""
+
+import ssl
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Protocol
+
+from msgspec import Struct
+
+from agent.relay.dialects.facts import Facts
+from router_core.exchange.breaker import Breakers
+from router_core.exchange.events import Outcome
+from router_core.ids import Id16, NodeId
+from router_core.record.membership import Liveness
+from router_core.record.state import Dialect
+
+# --- choosing ------------------------------------------------------------------------------------------------
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """One request as placement hears of it.
+
+    ``headers`` are the hint headers only: every ``x-pairmesh-*`` and session header, names in lower case, in
+    order. ``caller`` is ``local`` or ``key:<name>``. ``accepted_ms`` is boot time.
+    """
+
+    request_id: str
+    dialect: Dialect
+    facts: Facts
+    headers: tuple[tuple[str, str], ...]
+    caller: str
+    body_bytes: int
+    accepted_ms: int
+
+
+class Routed(Struct, frozen=True, kw_only=True):
+    """An endpoint was chosen and its work reserved under ``seq``.
+
+    ``row`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
+    dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
+    target may accept the request for. ``hints`` is the ready value of ``x-pairmesh-hints``, None to omit it.
+    """
+
+    decision_id: str
+    row: str
+    node: NodeId | None
+    label: str
+    endpoint: str
+    served: str
+    reason: str
+    seq: int
+    inst: int
+    route_seq: int
+    prompt_tokens: int
+    output_tokens: int
+    request_class: str
+    wait_ms: int
+    left_ms: int
+    resident: bool
+    ttft_ms: float
+    load_ms: float
+    ect_ms: float
+    hints: str | None = None
+    match: str | None = None
+
+
+class Turned(Struct, frozen=True, kw_only=True):
+    """Nobody can take the request. ``counts`` are rows per exclusion code, ``nearest`` up to 3 model names."""
+
+    decision_id: str | None
+    status: int
+    code: str
+    retry_after_s: int | None = None
+    counts: tuple[tuple[str, int], ...] = ()
+    nearest: tuple[str, ...] = ()
+    hints: str | None = None
+
+
+class Placer(Protocol):
+    """Chooses, and keeps the ledger of own work. Each ``seq`` is ended once, by ``finish`` or ``fail``."""
+
+    def until_ms(self, asked: Asked) -> int | None:
+        """Boot time after which the request is not dispatched any more; None if it knows no deadline."""
+
+    def decide(
+        self, asked: Asked, *, attempt: int, tried: tuple[str, ...], refused: tuple[str, ...], now: int
+    ) -> Routed | Turned:
+        """Choose on the newest view and reserve, in one step."""
+
+    def first_token(self, seq: int) -> None: ...
+
+    def finish(self, seq: int) -> None: ...
+
+    def fail(self, seq: int) -> None: ...
+
+
+# --- targets -------------------------------------------------------------------------------------------------
+
+
+class Marks(Struct, frozen=True, gc=False, kw_only=True):
+    """When an attempt's answer did what, boot milliseconds; ``content_events`` None if it was no stream."""
+
+    sent_ms: float
+    head_ms: float
+    last_byte_ms: float
+    first_byte_ms: float | None = None
+    first_content_ms: float | None = None
+    content_events: int | None = None
+
+
+class LocalEndpoint(Protocol):
+    """One engine of this host, or one this host speaks for. ``ip`` is a literal."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ip(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def authorization(self) -> str | None:
+        """Value of the ``Authorization`` header for the engine, None if it asks for none."""
+
+    @property
+    def off_host(self) -> bool: ...
+    @property
+    def connect_ms(self) -> int: ...
+    @property
+    def first_byte_ms(self) -> int:
+        """The manifest's limit, 0 for automatic."""
+
+    @property
+    def idle_ms(self) -> int: ...
+    @property
+    def connections(self) -> int:
+        """Most sockets toward it at once: slots + max_queue + 8, at most 256."""
+
+    def upstream_name(self, served: str) -> str:
+        """What the engine calls ``served``."""
+
+    def classify(self, status: int, prefix: bytes) -> Enum:
+        """The failure class of an answer with status >= 400 by its first 512 body bytes."""
+
+
+class PeerRoute(Struct, frozen=True, kw_only=True):
+    """How to reach a peer's ingress now. ``build`` numbers the TLS context; ``pin`` is the peer's certificate."""
+
+    node: NodeId
+    ip: str
+    port: int
+    context: ssl.SSLContext
+    build: int
+    pin: bytes
+
+
+class Targets(Protocol):
+    """Where chosen endpoints are."""
+
+    def local(self, endpoint: str) -> LocalEndpoint | None:
+        """An endpoint of this node, unless it is draining, down or unknown."""
+
+    def peer(self, node: NodeId) -> PeerRoute | None:
+        """A peer's ingress, None if it has no known address or is not a member."""
+
+    def peer_classify(self, node: NodeId, endpoint: str, status: int, prefix: bytes) -> Enum:
+        """As ``LocalEndpoint.classify``, by the engine kind the peer's static record names."""
+
+    def liveness(self, node: NodeId) -> Liveness: ...
+
+
+# --- ingress -------------------------------------------------------------------------------------------------
+
+
+class Router(Struct, frozen=True, kw_only=True):
+    """A member that connected to the ingress; ``may_route`` says whether it holds the role ``router``."""
+
+    id16: Id16
+    node: NodeId
+    may_route: bool
+
+
+class RouteHeader(Struct, frozen=True, gc=False, kw_only=True):
+    """``x-pairmesh-route``, parsed."""
+
+    decision_id: str
+    attempt: int
+    endpoint: str
+    inst: int
+    seq: int
+    prompt_tokens: int
+    output_tokens: int
+    request_class: str
+    wait_ms: int
+    left_ms: int
+    resident: bool
+
+
+class Admission(Protocol):
+    """The serving node's last word, on fresh values, before a body is read."""
+
+    def member(self, der: bytes) -> Router | None:
+        """Who holds this certificate now; None for nobody on the roster."""
+
+    def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
+        """None to accept, else the cause of refusal (``draining`` ``model_absent`` ``queue_full`` ...)."""
+
+    def fresh_state(self) -> tuple[bytes, bytes] | None:
+        """The node's newest V record as (signed, signature)."""
+
+
+HeardState = Callable[[bytes, bytes], None]
+"""Fold a record that came with a peer's reply: (signed, signature); verification is the receiver's business."""
+
+
+# --- seen from outside ---------------------------------------------------------------------------------------
+
+
+class Listing(Protocol):
+    """The part of a view that lists need: published model names with their dialects, of routable endpoints."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def models(self) -> Iterable[tuple[str, Dialect]]:
+        """(name, dialects) of every model an endpoint of a routable node offers, repetitions allowed."""
+
+    def aliases(self) -> Iterable[str]:
+        """The operator's aliases."""
+
+
+class Phase(Enum):
+    """What the node tells about itself at ``/health``."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class AttemptReport(Struct, frozen=True, kw_only=True):
+    """One finished attempt, for learning and for the journal. ``head`` and ``tail`` are windows of the answer's
+    body: they are read once by the engine's adapter and dropped."""
+
+    request_id: str
+    routed: Routed
+    outcome: Outcome
+    dispatched_ms: float
+    connected_ms: float | None
+    marks: Marks | None
+    head: bytes
+    tail: bytes
+    body_bytes: int
+
+
+class AccessLine(Struct, frozen=True, kw_only=True):
+    """One request in the access log. No content, no header values of the client."""
+
+    side: str
+    method: str
+    route: str
+    status: int
+    code: str | None
+    request_id: str | None
+    decision_id: str | None
+    peer: str | None
+    bytes_in: int
+    bytes_out: int
+    attempts: int
+    total_ms: float
+    first_byte_ms: float | None
+
+
+class Observer(Protocol):
+    """Where finished things go; each call must return at once."""
+
+    def attempted(self, report: AttemptReport) -> None: ...
+
+    def answered(self, line: AccessLine) -> None: ...
+
+    def failed(self, where: str, exc: BaseException) -> None:
+        """A fault in the relay's own code; the request it struck was ended."""
+
+
+__all__ = [
+    "AccessLine",
+    "Admission",
+    "Asked",
+    "AttemptReport",
+    "Breakers",
+    "HeardState",
+    "Listing",
+    "LocalEndpoint",
+    "Marks",
+    "Observer",
+    "PeerRoute",
+    "Phase",
+    "Placer",
+    "RouteHeader",
+    "Routed",
+    "Router",
+    "Targets",
+    "Turned",
+]
