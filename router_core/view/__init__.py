@@ -1,0 +1,1 @@
+"""What this node believes about the mesh: immutable snapshots and the fold that makes the next one."""

@@ -1,0 +1,92 @@
+"""The immutable picture of the mesh at one moment, look-ups only.
+
+Owns the shape of a snapshot: nodes, and where a model is offered. Rules: nothing here changes after it was built,
+ages are computed by the reader, an unknown stays None. Refuses to know how a snapshot came about (``fold``), who is
+a good choice (placement), and how names are normalised: the index holds names as their owners publish them.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from router_core.ids import Id16, NodeId, NodeName
+from router_core.record.membership import Liveness, Member
+from router_core.record.state import Static, Volatile
+
+NO_ROWS: tuple["RowRef", ...] = ()
+
+
+class RowRef(Struct, frozen=True, gc=False, kw_only=True):
+    """Where one model is offered: positions in the ``Static`` of ``node``."""
+
+    node: Id16
+    engine: int
+    model: int
+
+
+class NodeView(Struct, frozen=True, gc=False, kw_only=True):
+    """One node as this node sees it.
+
+    ``member`` is None only for the own node while it has no roster entry. ``routable`` is the verdict on liveness,
+    role and flags, draining included. ``mono_ms + base_ms`` is when the newest V was taken, in our clock.
+    """
+
+    id16: Id16
+    node_id: NodeId
+    name: NodeName
+    member: Member | None
+    roles: int
+    liveness: Liveness
+    is_self: bool
+    routable: bool
+    draining: bool
+    lonely: bool
+    conflict: bool
+    quarantined: bool
+    volatile: Volatile | None
+    static: Static | None
+    mono_ms: int
+    base_ms: int
+    due_ms: int
+    epoch: int
+    inst: int
+    seq: int
+
+    @property
+    def taken_ms(self) -> int:
+        """When the newest V was taken, in this host's boot clock."""
+        return self.mono_ms + self.base_ms
+
+    @property
+    def period_ms(self) -> int:
+        """The origin's publish period: half of what it promises."""
+        return max(1, self.due_ms // 2)
+
+    def age_ms(self, now: int) -> int:
+        """Age of the newest V in ms, never negative."""
+        return max(0, now - self.mono_ms - self.base_ms)
+
+
+class ClusterView(Struct, frozen=True, gc=False, kw_only=True):
+    """All nodes known at generation ``gen``, keyed by id16, the own node (``me``) included once it has published."""
+
+    gen: int
+    me: Id16
+    node_id: NodeId
+    name: NodeName
+    nodes: Mapping[Id16, NodeView]
+    by_name: Mapping[str, tuple[RowRef, ...]]
+    by_digest: Mapping[bytes, tuple[RowRef, ...]]
+
+    @property
+    def own(self) -> NodeView | None:
+        """This node itself, or None before its first record."""
+        return self.nodes.get(self.me)
+
+    def named(self, name: str) -> tuple[RowRef, ...]:
+        """Rows that publish ``name`` as name or alias, byte for byte."""
+        return self.by_name.get(name, NO_ROWS)
+
+    def with_digest(self, digest: bytes) -> tuple[RowRef, ...]:
+        """Rows whose model has this digest."""
+        return self.by_digest.get(digest, NO_ROWS)

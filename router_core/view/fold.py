@@ -1,0 +1,131 @@
+"""Changes in, next snapshot out.
+
+Rules: a change replaces the whole picture of its origin; GONE, LEFT and REMOVED nodes leave the snapshot; the index
+is rebuilt only when some node's models changed. Refuses to judge freshness (the mesh did) or to keep history.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from router_core.ids import Id16, Id32, NodeName, id16_of, node_id_of
+from router_core.record.membership import Liveness, Member, ViewChange
+from router_core.record.state import Flag
+from router_core.view.cluster import ClusterView, NodeView, RowRef
+from router_core.view.freshness import is_routable
+
+_ABSENT = frozenset({Liveness.GONE, Liveness.LEFT, Liveness.REMOVED})
+
+
+def empty(me: Id32, name: NodeName) -> ClusterView:
+    """The picture of the node ``me``, called ``name``, before anything was heard."""
+    return ClusterView(
+        gen=0, me=id16_of(me), node_id=node_id_of(me), name=name, nodes={}, by_name={}, by_digest={}
+    )
+
+
+def fold(
+    view: ClusterView, changes: Iterable[ViewChange], members: Mapping[Id16, Member], now: int
+) -> ClusterView:
+    """The next snapshot: ``view`` with ``changes`` applied under the roster ``members``.
+
+    Nodes whose roster entry changed or vanished are re-judged even without a change of their own. The own node
+    stays whatever the roster says of it.
+    """
+    nodes = dict(view.nodes)
+    for change in changes:
+        if change.state in _ABSENT and change.origin != view.me:
+            nodes.pop(change.origin, None)
+        else:
+            nodes[change.origin] = _node_of(view, change, members.get(change.origin))
+    for id16, node in list(nodes.items()):
+        member = members.get(id16)
+        if member is None and not node.is_self:
+            del nodes[id16]
+        elif member is not node.member:
+            nodes[id16] = _rejudged(view, node, member)
+    by_name, by_digest = view.by_name, view.by_digest
+    if _offers_moved(view.nodes, nodes):
+        by_name, by_digest = _index(nodes)
+    return replace(view, gen=view.gen + 1, nodes=nodes, by_name=by_name, by_digest=by_digest)
+
+
+def _node_of(view: ClusterView, change: ViewChange, member: Member | None) -> NodeView:
+    volatile, static = change.volatile, change.static
+    is_self = change.origin == view.me
+    flags = volatile.flags if volatile is not None else 0
+    roles = member.roles if member is not None else 0
+    return NodeView(
+        id16=change.origin,
+        node_id=member.node_id if member is not None else view.node_id,
+        name=member.name if member is not None else view.name,
+        member=member,
+        roles=roles,
+        liveness=change.state,
+        is_self=is_self,
+        routable=is_routable(
+            is_self=is_self,
+            roles=roles,
+            liveness=change.state,
+            volatile=volatile,
+            static=static,
+            quarantined=change.quarantined,
+        ),
+        draining=bool(flags & Flag.DRAINING),
+        lonely=bool(flags & Flag.LONELY),
+        conflict=bool(flags & Flag.CONFLICT),
+        quarantined=change.quarantined,
+        volatile=volatile,
+        static=static,
+        mono_ms=change.mono_ms,
+        base_ms=change.base_ms,
+        due_ms=change.due_ms,
+        epoch=change.epoch,
+        inst=change.inst,
+        seq=change.seq,
+    )
+
+
+def _rejudged(view: ClusterView, node: NodeView, member: Member | None) -> NodeView:
+    roles = member.roles if member is not None else 0
+    return replace(
+        node,
+        member=member,
+        node_id=member.node_id if member is not None else view.node_id,
+        name=member.name if member is not None else view.name,
+        roles=roles,
+        routable=is_routable(
+            is_self=node.is_self,
+            roles=roles,
+            liveness=node.liveness,
+            volatile=node.volatile,
+            static=node.static,
+            quarantined=node.quarantined,
+        ),
+    )
+
+
+def _offers_moved(old: Mapping[Id16, NodeView], new: Mapping[Id16, NodeView]) -> bool:
+    if old.keys() != new.keys():
+        return True
+    return any(node.static is not old[id16].static for id16, node in new.items())
+
+
+def _index(
+    nodes: Mapping[Id16, NodeView],
+) -> tuple[dict[str, tuple[RowRef, ...]], dict[bytes, tuple[RowRef, ...]]]:
+    names: dict[str, list[RowRef]] = {}
+    digests: dict[bytes, list[RowRef]] = {}
+    for id16, node in nodes.items():
+        if node.static is None:
+            continue
+        for position, model in enumerate(node.static.models):
+            ref = RowRef(node=id16, engine=model.engine, model=position)
+            for name in dict.fromkeys((model.name, *model.aliases)):
+                names.setdefault(name, []).append(ref)
+            if model.digest is not None:
+                digests.setdefault(model.digest, []).append(ref)
+    return (
+        {name: tuple(refs) for name, refs in names.items()},
+        {digest: tuple(refs) for digest, refs in digests.items()},
+    )
