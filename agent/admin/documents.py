@@ -1,0 +1,274 @@
+"""The JSON documents of the admin API, and how they follow from a view.
+
+Pure: a view, what the links say and ``now`` in, documents out. Unknown is null. A node's ages are in ms, its
+work in seconds, speeds in tokens per second. Nothing here carries a prompt, an answer or an address a peer
+did not publish about itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from router_core.ids import Id16, short_id
+from router_core.record.membership import Liveness, Member
+from router_core.record.state import (
+    EngineState,
+    Flag,
+    Level,
+    ModelState,
+    ResidentModel,
+    Role,
+    Static,
+    Volatile,
+)
+from router_core.view.cluster import ClusterView, NodeView
+
+Number = TypeVar("Number", int, float)
+
+
+class LinkDoc(Struct, frozen=True, kw_only=True):
+    """This node's own link to a member. ``state`` is the mesh's word for it, ``fault`` why it is not up."""
+
+    state: str
+    rtt_ms: float | None = None
+    fault: str | None = None
+
+
+class ResidentDoc(Struct, frozen=True, kw_only=True):
+    model: str
+    engine: str | None
+    state: str
+    running: int
+    waiting: int
+    mem_mib: int | None
+    ctx: int | None
+
+
+class EngineDoc(Struct, frozen=True, kw_only=True):
+    """One endpoint. ``running`` and ``queued`` are the engine's own numbers, ``ours`` went through pairmesh."""
+
+    name: str
+    kind: str
+    version: str | None
+    state: str
+    running: int | None
+    queued: int | None
+    slots: int | None
+    ours: int | None
+    work_s: float | None
+    age_ms: int | None
+    models: tuple[str, ...]
+
+
+class MemberDoc(Struct, frozen=True, kw_only=True):
+    """One node. ``in_flight`` sums the engines' running (else ours); ``gen_tps`` is the fastest learned
+    single-stream speed of what is resident; ``age_ms`` is the age of its newest state here."""
+
+    name: str
+    id: str
+    short_id: str
+    me: bool
+    roles: tuple[str, ...]
+    liveness: str
+    routable: bool
+    flags: tuple[str, ...]
+    age_ms: int | None
+    epoch: int | None
+    link: LinkDoc | None
+    version: str | None
+    level: str | None
+    engines: tuple[EngineDoc, ...]
+    residents: tuple[ResidentDoc, ...]
+    in_flight: int | None
+    work_s: float | None
+    gen_tps: float | None
+
+
+class OwnDoc(Struct, frozen=True, kw_only=True):
+    """The daemon that answers. ``addresses`` are its listeners by name, ``faults`` what its operator must see."""
+
+    name: str
+    id: str
+    mesh: str
+    version: str
+    pid: int
+    uptime_ms: int
+    epoch: int
+    roles: tuple[str, ...]
+    addresses: dict[str, str]
+    faults: tuple[str, ...] = ()
+
+
+class StatusDoc(Struct, frozen=True, kw_only=True):
+    at_ms: int
+    own: OwnDoc
+    members: tuple[MemberDoc, ...]
+
+
+def members_of(
+    view: ClusterView, roster: Sequence[Member], links: Mapping[Id16, LinkDoc], now: int
+) -> tuple[MemberDoc, ...]:
+    """One document per node of the view and per roster member it does not hold; own node first, then by name."""
+    docs = [member_doc(node, links.get(node.id16), now) for node in view.nodes.values()]
+    unseen = [m for m in roster if m.id16 not in view.nodes and m.id16 != view.me]
+    docs += [_unseen_doc(member, links.get(member.id16)) for member in unseen]
+    return tuple(sorted(docs, key=lambda doc: (not doc.me, doc.name, doc.id)))
+
+
+def member_doc(node: NodeView, link: LinkDoc | None, now: int) -> MemberDoc:
+    """What this node believes about ``node``. Positions in V are read only against a matching S."""
+    static, volatile = node.static, node.volatile
+    engines = _engines(static, volatile)
+    counts = [e.running if e.running is not None else e.ours for e in engines]
+    works = [e.work_s for e in engines]
+    return MemberDoc(
+        name=node.name,
+        id=node.node_id,
+        short_id=short_id(node.node_id),
+        me=node.is_self,
+        roles=names_of(Role, node.roles),
+        liveness=node.liveness.value,
+        routable=node.routable,
+        flags=() if volatile is None else names_of(Flag, volatile.flags),
+        age_ms=None if volatile is None else node.age_ms(now),
+        epoch=None if volatile is None else node.epoch,
+        link=link,
+        version=None if static is None else (static.software.version or None),
+        level=None if volatile is None else _level(volatile.level),
+        engines=engines,
+        residents=_residents(static, volatile),
+        in_flight=_total(counts),
+        work_s=_total(works),
+        gen_tps=_fastest(static, volatile),
+    )
+
+
+def view_doc(view: ClusterView, now: int) -> dict[str, Any]:
+    """The whole view with its records spelled out, for people and scripts."""
+    return {
+        "gen": view.gen,
+        "me": view.node_id,
+        "nodes": [
+            {
+                "id": node.node_id,
+                "name": node.name,
+                "liveness": node.liveness.value,
+                "routable": node.routable,
+                "quarantined": node.quarantined,
+                "epoch": node.epoch,
+                "inst": node.inst,
+                "seq": node.seq,
+                "age_ms": None if node.volatile is None else node.age_ms(now),
+                "due_ms": node.due_ms,
+                "volatile": spelled(node.volatile),
+                "static": spelled(node.static),
+            }
+            for node in view.nodes.values()
+        ],
+    }
+
+
+def spelled(value: object) -> Any:
+    """A record with the names of its fields, bytes as hex."""
+    if isinstance(value, Struct):
+        return {field: spelled(getattr(value, field)) for field in value.__struct_fields__}
+    if isinstance(value, tuple | list):
+        return [spelled(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else msgspec.to_builtins(value)
+
+
+def names_of(kind: type[Role] | type[Flag], bits: int) -> tuple[str, ...]:
+    """The lower-case names of the known bits set in ``bits``."""
+    return tuple(str(flag.name).lower() for flag in kind if bits & flag)
+
+
+def _unseen_doc(member: Member, link: LinkDoc | None) -> MemberDoc:
+    return MemberDoc(
+        name=member.name,
+        id=member.node_id,
+        short_id=short_id(member.node_id),
+        me=False,
+        roles=names_of(Role, member.roles),
+        liveness=Liveness.GONE.value,
+        routable=False,
+        flags=(),
+        age_ms=None,
+        epoch=None,
+        link=link,
+        version=None,
+        level=None,
+        engines=(),
+        residents=(),
+        in_flight=None,
+        work_s=None,
+        gen_tps=None,
+    )
+
+
+def _engines(static: Static | None, volatile: Volatile | None) -> tuple[EngineDoc, ...]:
+    if static is None:
+        return ()
+    loads = () if volatile is None else volatile.engines
+    docs = []
+    for index, facts in enumerate(static.engines):
+        load = loads[index] if index < len(loads) else None
+        docs.append(
+            EngineDoc(
+                name=facts.name,
+                kind=facts.kind,
+                version=facts.version or None,
+                state=_word(EngineState, None if load is None else load.state),
+                running=None if load is None else load.running,
+                queued=None if load is None else load.queued,
+                slots=facts.slots if load is None or load.slots is None else load.slots,
+                ours=None if load is None else load.ours,
+                work_s=None if load is None else load.work_ds / 10,
+                age_ms=None if load is None else load.age_ds * 100,
+                models=tuple(model.name for model in static.models if model.engine == index),
+            )
+        )
+    return tuple(docs)
+
+
+def _residents(static: Static | None, volatile: Volatile | None) -> tuple[ResidentDoc, ...]:
+    if static is None or volatile is None:
+        return ()
+    return tuple(
+        ResidentDoc(
+            model=static.models[row.model].name,
+            engine=static.engines[row.engine].name if row.engine < len(static.engines) else None,
+            state=_word(ModelState, row.state),
+            running=row.running,
+            waiting=row.waiting,
+            mem_mib=row.mem_mib,
+            ctx=row.ctx,
+        )
+        for row in _held(static, volatile)
+    )
+
+
+def _held(static: Static, volatile: Volatile) -> list[ResidentModel]:
+    return [row for row in volatile.residents if row.model < len(static.models)]
+
+
+def _fastest(static: Static | None, volatile: Volatile | None) -> float | None:
+    if static is None or volatile is None:
+        return None
+    warm = {(row.model, row.engine) for row in _held(static, volatile) if row.state == ModelState.RESIDENT}
+    speeds = [p.gen_dtps / 10 for p in static.profiles if p.gen_dtps and (p.model, p.engine) in warm]
+    return max(speeds, default=None)
+
+
+def _level(code: int | None) -> str | None:
+    return None if code is None else _word(Level, code)
+
+
+def _word(kind: type[EngineState] | type[ModelState] | type[Level], code: int | None) -> str:
+    return kind(code).name.lower() if code is not None and code in set(kind) else "unknown"
+
+
+def _total(values: Sequence[Number | None]) -> Number | None:
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
