@@ -1,0 +1,1 @@
+"""Who should serve this: request, filters, estimates, factors, choice, and the explainable decision."""

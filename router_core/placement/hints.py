@@ -1,0 +1,306 @@
+"""Routing hints of one request: ``x-pairmesh-*`` headers and the body's ``pairmesh`` object, parsed.
+
+Rules: header beats body beats policy; a malformed narrowing hint refuses the request, a malformed advisory one is
+ignored and noted; a note never repeats what the client sent. Refuses to know which nodes exist: whether a reference
+means anything is found out against the fleet.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from router_core import limits
+from router_core.ids import parse_node_id, parse_node_name
+from router_core.placement.reasons import HintOutcome
+from router_core.placement.request import HintNote, Hints, Locality, Match, NodeRef, RequestClass
+from router_core.record.state import Capability
+
+PREFIX: Final = "x-pairmesh-"
+TRANSPORT: Final = frozenset({"x-pairmesh-route", "x-pairmesh-state"})
+"""Headers of the mesh itself: dropped when a client sends them, never hints."""
+
+_LISTS = frozenset({"prefer", "require"})
+_NARROWING = frozenset({"require", "locality"})
+_KEYS = (
+    "prefer",
+    "require",
+    "match",
+    "locality",
+    "class",
+    "slo_ttft_ms",
+    "slo_tpot_ms",
+    "deadline_ms",
+    "expect_tokens",
+)
+_RANGES = {
+    "slo_ttft_ms": (1, 3_600_000),
+    "slo_tpot_ms": (1, 60_000),
+    "deadline_ms": (1, 3_600_000),
+    "expect_tokens": (0, 1_000_000),
+}
+_HEADER_OF = {key: PREFIX + key.replace("_", "-") for key in _KEYS}
+_KEY_OF = {header: key for key, header in _HEADER_OF.items()}
+_TERM = re.compile(r"(!?)([a-z]+)(>=|=)(\S+)")
+_ENDPOINT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_ENGINE = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
+_LABEL = re.compile(r"([^\s,:=]{1,32}):([^\s,]{1,32})")
+_DIGITS = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
+_SESSION = re.compile(r"[\x21-\x7e]{1,128}")
+_CAPS = {cap.name.lower(): cap for cap in Capability if cap.name is not None}
+_CLASS_RANK = {RequestClass.BACKGROUND: 0, RequestClass.BATCH: 1, RequestClass.INTERACTIVE: 2}
+_MATCH_RANK = {Match.EXACT: 0, Match.QUANT: 1, Match.FAMILY: 2, Match.ANY: 3}
+_LOCALITY_RANK = {Locality.HOST: 0, Locality.MESH: 1, Locality.ANY: 2}
+
+
+class Grants(Struct, frozen=True, gc=False, kw_only=True):
+    """What a caller may ask for. The default is the local caller: everything inside the mesh."""
+
+    prefer: bool = True
+    class_cap: RequestClass = RequestClass.INTERACTIVE
+    locality_cap: Locality = Locality.MESH
+    match_cap: Match = Match.EXACT
+
+
+LOCAL: Final = Grants()
+
+
+class HintFault(Struct, frozen=True, gc=False, kw_only=True):
+    """A narrowing hint that cannot be understood: the request is refused with ``hint_malformed``."""
+
+    hint: str
+    detail: str
+
+
+def parse_hints(
+    headers: Iterable[tuple[str, str]],
+    body: bytes | None = None,
+    grants: Grants = LOCAL,
+    session_headers: tuple[str, ...] = (),
+) -> Hints | HintFault:
+    """Hints from ``headers`` (lower-case names) and ``body``, the JSON text of the top-level ``pairmesh`` member.
+
+    The result holds only what could be understood; ``notes`` tells the rest. ``session`` is left as the client sent
+    it and must be hashed before it is kept.
+    """
+    notes: list[HintNote] = []
+    told: dict[str, Any] = {}
+    fault = _read_body(body, told, notes)
+    if fault is not None:
+        return fault
+    session = _read_headers(headers, told, notes, session_headers)
+    if isinstance(session, HintFault):
+        return session
+    fields: dict[str, Any] = {}
+    for key in _KEYS:
+        if key not in told:
+            continue
+        parsed = _PARSERS[key](key, told[key])
+        if parsed is None and key in _NARROWING:
+            return HintFault(hint=key, detail="not understood")
+        if parsed is None:
+            notes.append(HintNote(hint=key, outcome=HintOutcome.IGNORED_MALFORMED))
+        else:
+            fields.update(parsed)
+    body_session = told.get("session")
+    if session is None and isinstance(body_session, str):
+        session = body_session
+    if session is not None and not _SESSION.fullmatch(session):
+        notes.append(HintNote(hint="session", outcome=HintOutcome.IGNORED_MALFORMED))
+        session = None
+    _clamp(fields, grants, notes)
+    if not fields and not notes and session is None:
+        return Hints()
+    return Hints(
+        session=session, told=tuple(key for key in _KEYS if key in told), notes=tuple(notes), **fields
+    )
+
+
+def _read_body(body: bytes | None, told: dict[str, Any], notes: list[HintNote]) -> HintFault | None:
+    if body is None:
+        return None
+    if len(body) > limits.HINT_HEADERS:
+        return HintFault(hint="pairmesh", detail=f"longer than {limits.HINT_HEADERS} bytes")
+    try:
+        members = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return HintFault(hint="pairmesh", detail="not JSON")
+    if not isinstance(members, dict):
+        return HintFault(hint="pairmesh", detail="not an object")
+    for key, value in members.items():
+        if key in _KEYS or key == "session":
+            if value is not None:
+                told[key] = value
+        else:
+            notes.append(HintNote(hint="pairmesh", outcome=HintOutcome.IGNORED_UNKNOWN))
+    return None
+
+
+def _read_headers(
+    headers: Iterable[tuple[str, str]],
+    told: dict[str, Any],
+    notes: list[HintNote],
+    session_headers: tuple[str, ...],
+) -> str | HintFault | None:
+    size = 0
+    seen: dict[str, list[str]] = {}
+    session: str | None = None
+    for name, value in headers:
+        if name.startswith(PREFIX):
+            if name in TRANSPORT:
+                continue
+            size += len(name) + len(value)
+            seen.setdefault(name, []).append(value)
+        elif name == "x-session-id" or (session is None and name in session_headers):
+            session = value
+    if size > limits.HINT_HEADERS:
+        return HintFault(hint="headers", detail=f"longer than {limits.HINT_HEADERS} bytes together")
+    for name, values in seen.items():
+        key = _KEY_OF.get(name)
+        if key is None:
+            notes.append(HintNote(hint="header", outcome=HintOutcome.IGNORED_UNKNOWN))
+        elif key in _LISTS:
+            told[key] = ",".join(values)
+        else:
+            told[key] = values[0] if len(values) == 1 else None
+    return session
+
+
+def _clamp(fields: dict[str, Any], grants: Grants, notes: list[HintNote]) -> None:
+    if fields.get("prefer") and not grants.prefer:
+        del fields["prefer"]
+        notes.append(HintNote(hint="prefer", outcome=HintOutcome.IGNORED_UNAUTHORISED))
+    if _MATCH_RANK[fields.get("match", Match.EXACT)] > _MATCH_RANK[grants.match_cap]:
+        fields["match"] = grants.match_cap
+        notes.append(HintNote(hint="match", outcome=HintOutcome.CLAMPED))
+    asked = fields.get("request_class", RequestClass.INTERACTIVE)
+    if _CLASS_RANK[asked] > _CLASS_RANK[grants.class_cap]:
+        fields["request_class"] = grants.class_cap
+        notes.append(HintNote(hint="class", outcome=HintOutcome.CLAMPED))
+    locality = fields.get("locality", Locality.MESH)
+    if _LOCALITY_RANK[locality] > _LOCALITY_RANK[grants.locality_cap]:
+        fields["locality"] = grants.locality_cap
+        notes.append(HintNote(hint="locality", outcome=HintOutcome.CLAMPED))
+
+
+def parse_ref(text: str) -> NodeRef | None:
+    """A node reference, ``<node_id>`` or ``@name``, either with ``/endpoint``; None if it is neither."""
+    who, slash, endpoint = text.partition("/")
+    if slash and not _ENDPOINT.fullmatch(endpoint):
+        return None
+    if who.startswith("@"):
+        name = parse_node_name(who[1:])
+        return None if name is None else NodeRef(text=text, name=name, endpoint=endpoint or None)
+    node_id = parse_node_id(who)
+    return None if node_id is None else NodeRef(text=text, node_id=node_id, endpoint=endpoint or None)
+
+
+def _items(value: Any, most: int) -> list[str] | None:
+    if not isinstance(value, str):
+        return None
+    items = [item.strip(" \t") for item in value.split(",")]
+    return items if len(items) <= most and all(items) else None
+
+
+def _prefer(_key: str, value: Any) -> dict[str, Any] | None:
+    items = _items(value, limits.PREFER_REFS)
+    refs = [parse_ref(item) for item in items] if items is not None else [None]
+    if any(ref is None for ref in refs):
+        return None
+    return {"prefer": tuple(refs)}
+
+
+def _require(_key: str, value: Any) -> dict[str, Any] | None:
+    items = _items(value, limits.REQUIRE_TERMS)
+    if items is None:
+        return None
+    lists: dict[str, list[Any]] = {}
+    caps = Capability(0)
+    least: dict[str, float] = {}
+    for item in items:
+        term = _TERM.fullmatch(item)
+        if term is None:
+            return None
+        negated, key, op, text = term.groups()
+        if op == ">=":
+            if negated or key not in _FLOORS or not _NUMBER.fullmatch(text):
+                return None
+            least[key] = max(least.get(key, 0.0), float(text) if "." in text else int(text))
+        elif key in _NAMED:
+            parsed = _NAMED[key](text)
+            if parsed is None:
+                return None
+            lists.setdefault(f"{'refuses' if negated else 'requires'}_{key}", []).append(parsed)
+        elif key == "cap" and not negated and text in _CAPS:
+            caps |= _CAPS[text]
+        else:
+            return None
+    fields: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+    if caps:
+        fields["requires_caps"] = caps
+    if "ctx" in least:
+        fields["ctx_least"] = math.ceil(least["ctx"])
+    if "params" in least:
+        fields["params_least_m"] = int(least["params"] * 1000)
+    if "bits" in least:
+        fields["bits_least"] = float(least["bits"])
+    return fields
+
+
+_FLOORS = frozenset({"ctx", "params", "bits"})
+
+
+def _engine(text: str) -> str | None:
+    return text if _ENGINE.fullmatch(text) else None
+
+
+def _label(text: str) -> tuple[str, str] | None:
+    pair = _LABEL.fullmatch(text)
+    return None if pair is None else (pair.group(1), pair.group(2))
+
+
+_NAMED: dict[str, Callable[[str], Any]] = {"node": parse_ref, "engine": _engine, "label": _label}
+
+
+def _whole(key: str, value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
+    low, high = _RANGES[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        return None
+    return {key: value}
+
+
+def _match(_key: str, value: Any) -> dict[str, Any] | None:
+    match = _MATCHES.get(value) if isinstance(value, str) else None
+    return None if match is None else {"match": match}
+
+
+def _locality(_key: str, value: Any) -> dict[str, Any] | None:
+    locality = _LOCALITIES.get(value) if isinstance(value, str) else None
+    return None if locality is None else {"locality": locality}
+
+
+def _class(_key: str, value: Any) -> dict[str, Any] | None:
+    request_class = _CLASSES.get(value) if isinstance(value, str) else None
+    return None if request_class is None else {"request_class": request_class}
+
+
+_MATCHES = {match.value: match for match in Match}
+_LOCALITIES = {locality.value: locality for locality in Locality}
+_CLASSES = {request_class.value: request_class for request_class in RequestClass}
+_PARSERS: dict[str, Callable[[str, Any], dict[str, Any] | None]] = {
+    "prefer": _prefer,
+    "require": _require,
+    "match": _match,
+    "locality": _locality,
+    "class": _class,
+    "slo_ttft_ms": _whole,
+    "slo_tpot_ms": _whole,
+    "deadline_ms": _whole,
+    "expect_tokens": _whole,
+}

@@ -1,0 +1,200 @@
+"""The explainable decision: what routes, and the record that the journal keeps and ``explain`` prints.
+
+Rules: the record is the object that routed, not a retelling; it holds sizes, counts and names of ours, never text of
+a prompt or an answer nor a hash of one. Every struct here encodes to JSON and msgpack as it is.
+"""
+
+from msgspec import Struct
+
+from router_core.ids import Id16, NodeId, NodeName
+from router_core.placement.reasons import Action, Reason
+from router_core.placement.request import Endpoint, HintNote
+
+VERSION = 1
+
+
+class Estimate(Struct, frozen=True, gc=False, kw_only=True):
+    """Predicted times of one row in seconds; ``tpot`` per output token, ``sd`` the relative spread."""
+
+    wait: float
+    load: float
+    prefill: float
+    net: float
+    tpot: float
+    ttft: float
+    ect: float
+    sd: float
+
+
+class Factors(Struct, frozen=True, gc=False, kw_only=True):
+    """Costs in 0..1, 0 is best."""
+
+    slo: float
+    memory: float
+    switch: float
+    pressure: float
+    speed: float
+
+
+class Candidate(Struct, frozen=True, gc=False, kw_only=True):
+    """One scored row. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``."""
+
+    row: str
+    model: str
+    resident: bool
+    age_ms: int
+    est: Estimate
+    f: Factors
+    adj: float
+    capacity: float
+    queue_risk: float
+    score: float
+    out: str | None = None
+    level: int = 0
+
+
+class Excluded(Struct, frozen=True, gc=False, kw_only=True):
+    row: str
+    code: Reason
+    detail: str | None = None
+
+
+class Alternative(Struct, frozen=True, gc=False, kw_only=True):
+    """A row that was not chosen, and the weighted factor that spoke most against it (``draw``: none did)."""
+
+    row: str
+    score: float
+    top_factor: str
+
+
+class ViewFacts(Struct, frozen=True, gc=False, kw_only=True):
+    """The snapshot that the decision stood on: generation, oldest picture in ms, herd multiplier, rows visited."""
+
+    gen: int
+    max_age_ms: int
+    m_r: float
+    rows: int
+
+
+class RequestFacts(Struct, frozen=True, gc=False, kw_only=True):
+    """Sizes and requirements of the request; ``prompt_tokens`` and ``output_tokens`` are estimates."""
+
+    model_asked: str
+    model_resolved: str
+    digest: str | None
+    match: str
+    dialect: str
+    requires: tuple[str, ...]
+    stream: bool
+    prompt_tokens: int
+    output_tokens: int
+    ctx_need: int
+    images: int
+    request_class: str
+    slo_ttft_ms: int
+    slo_tpot_ms: int | None
+    deadline_ms: int
+    locality: str
+    caller: str
+    session: str | None
+
+
+class Attempt(Struct, frozen=True, gc=False, kw_only=True):
+    """One dispatch as it went; times in ms since the request arrived, None if never reached."""
+
+    row: str
+    start_ms: int
+    connect_ms: int | None = None
+    first_byte_ms: int | None = None
+    result: str = ""
+    refused: str | None = None
+
+
+class Ending(Struct, frozen=True, gc=False, kw_only=True):
+    """How the request ended. ``err_*`` are ln(actual / predicted)."""
+
+    status: int
+    total_ms: int
+    ttft_ms: int | None = None
+    out_tokens: int | None = None
+    cancelled_by: str | None = None
+    err_ttft: float | None = None
+    err_ect: float | None = None
+
+
+class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
+    """Why one decision came out as it did.
+
+    ``at_ms`` is on the boot clock; ``wall_ms`` (set by who keeps the record) is for display only. ``margin`` is the
+    score of the best other row minus that of the chosen one. ``attempts`` and ``outcome`` are added at the end.
+    """
+
+    id: str
+    request_id: str
+    at_ms: int
+    router: NodeId
+    policy: str
+    seed: str
+    view: ViewFacts
+    req: RequestFacts
+    hints: tuple[HintNote, ...]
+    excluded: tuple[Excluded, ...]
+    excluded_counts: dict[str, int]
+    candidates: tuple[Candidate, ...]
+    full: bool
+    action: Action
+    chosen: str | None
+    reason: Reason
+    margin: float | None
+    degraded: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+    attempts: tuple[Attempt, ...] = ()
+    outcome: Ending | None = None
+    wall_ms: int | None = None
+    v: int = VERSION
+
+
+class Choice(Struct, frozen=True, gc=False, kw_only=True):
+    """The row that serves: where it is, how it is called there, and what is expected of it.
+
+    ``model`` is the served (public) name at its owner. ``max_wait_ms`` is what its ingress may let the request wait.
+    ``prefill_s`` and ``decode_s`` are the service seconds to reserve, ``need_bytes`` the memory a cold load takes
+    (0 if resident).
+    """
+
+    row: str
+    endpoint: Endpoint
+    node: Id16
+    node_id: NodeId
+    node_name: NodeName
+    endpoint_name: str
+    engine: str
+    model: str
+    is_self: bool
+    resident: bool
+    prompt_tokens: int
+    output_tokens: int
+    max_wait_ms: int
+    prefill_s: float
+    decode_s: float
+    need_bytes: int
+    est: Estimate
+
+
+class Decision(Struct, frozen=True, gc=False, kw_only=True):
+    """The answer to one request.
+
+    ``chosen`` is None exactly if ``action`` is ``reject``; then ``reason`` carries the status and, if it asks to come
+    back, ``retry_after_s`` when. ``order`` lists rows as they would be tried, the chosen one first. ``nearest`` holds
+    offered names close to an absent one.
+    """
+
+    id: str
+    request_id: str
+    action: Action
+    reason: Reason
+    chosen: Choice | None
+    order: tuple[str, ...]
+    record: DecisionRecord
+    retry_after_s: int | None = None
+    nearest: tuple[str, ...] = ()

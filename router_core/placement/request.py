@@ -1,0 +1,151 @@
+"""One request as placement sees it: sizes, requirements, hints. Built once, never changed, never any text of it.
+
+Refuses to know how a dialect's body looks (the relay reads it) and where sessions and attempts are kept.
+"""
+
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router_core.ids import Id16, NodeId, NodeName
+from router_core.placement.reasons import HintOutcome
+from router_core.record.state import Capability, Dialect
+
+Endpoint = tuple[Id16, str]
+"""One upstream of one node: (id16, endpoint name)."""
+
+NO_OUTPUT = Dialect.EMBED | Dialect.OLLAMA_EMBED | Dialect.RERANK
+
+
+class RequestClass(Enum):
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+    BACKGROUND = "background"
+
+
+class Locality(Enum):
+    """How far a request may go: this node, paired nodes, or (where allowed) out of the mesh."""
+
+    HOST = "host"
+    MESH = "mesh"
+    ANY = "any"
+
+
+class Match(Enum):
+    """How loosely the model may be matched."""
+
+    EXACT = "exact"
+    QUANT = "quant"
+    FAMILY = "family"
+    ANY = "any"
+
+
+class NodeRef(Struct, frozen=True, gc=False, kw_only=True):
+    """A reference to a node, or to one of its endpoints; exactly one of ``node_id`` and ``name`` is set."""
+
+    text: str
+    node_id: NodeId | None = None
+    name: NodeName | None = None
+    endpoint: str | None = None
+
+
+class HintNote(Struct, frozen=True, gc=False, kw_only=True):
+    """What became of one hint, for the record and ``x-pairmesh-hints``. ``ref`` names a node or a term, never text."""
+
+    hint: str
+    outcome: HintOutcome
+    ref: str | None = None
+    detail: str | None = None
+
+
+class Hints(Struct, frozen=True, gc=False, kw_only=True):
+    """Parsed hints of one request; the default is a request without any.
+
+    ``requires_node`` is any-of, every other ``requires_*`` and ``refuses_*`` all-of. ``notes`` holds what was
+    ignored or clamped while parsing. ``None`` means not asked.
+    """
+
+    prefer: tuple[NodeRef, ...] = ()
+    requires_node: tuple[NodeRef, ...] = ()
+    refuses_node: tuple[NodeRef, ...] = ()
+    requires_engine: tuple[str, ...] = ()
+    refuses_engine: tuple[str, ...] = ()
+    requires_label: tuple[tuple[str, str], ...] = ()
+    refuses_label: tuple[tuple[str, str], ...] = ()
+    requires_caps: Capability = Capability(0)
+    ctx_least: int | None = None
+    params_least_m: int | None = None
+    bits_least: float | None = None
+    match: Match = Match.EXACT
+    locality: Locality = Locality.MESH
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    slo_ttft_ms: int | None = None
+    slo_tpot_ms: int | None = None
+    deadline_ms: int | None = None
+    expect_tokens: int | None = None
+    session: str | None = None
+    told: tuple[str, ...] = ()
+    notes: tuple[HintNote, ...] = ()
+
+    @property
+    def narrows(self) -> bool:
+        """True if some node, label or engine term restricts the rows."""
+        return bool(
+            self.requires_node
+            or self.refuses_node
+            or self.requires_engine
+            or self.refuses_engine
+            or self.requires_label
+            or self.refuses_label
+        )
+
+
+NO_HINTS = Hints()
+
+
+class Pin(Struct, frozen=True, gc=False, kw_only=True):
+    """Where a session was last served, and how many tokens of its last turn may still be cached there."""
+
+    endpoint: Endpoint
+    model: str
+    tokens: int
+    at_ms: int
+
+
+class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
+    """Everything a decision may know of a request.
+
+    ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels. ``output_cap`` is the dialect's cap
+    on output tokens per choice, None if not told. ``requires`` is inferred from path and body and excludes a row only
+    on a known no. ``tried`` failed this request already, ``refused`` declined it.
+    """
+
+    request_id: str
+    dialect: Dialect
+    model: str
+    arrival_ms: int
+    stream: bool = False
+    text_bytes: int = 0
+    body_bytes: int = 0
+    images: int = 0
+    audio_parts: int = 0
+    output_cap: int | None = None
+    choices: int = 1
+    num_ctx: int | None = None
+    requires: Capability = Capability(0)
+    hints: Hints = NO_HINTS
+    caller: str = "local"
+    session: bytes | None = None
+    pin: Pin | None = None
+    attempt: int = 1
+    tried: frozenset[Endpoint] = frozenset()
+    refused: frozenset[Endpoint] = frozenset()
+
+    def after_failure(self, endpoint: Endpoint) -> "PlacementRequest":
+        """The next attempt of this request, which avoids ``endpoint``."""
+        return replace(self, attempt=self.attempt + 1, tried=self.tried | {endpoint})
+
+    def after_refusal(self, endpoint: Endpoint) -> "PlacementRequest":
+        """The next dispatch of this request after ``endpoint`` declined it."""
+        return replace(self, attempt=self.attempt + 1, refused=self.refused | {endpoint})

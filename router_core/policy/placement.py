@@ -1,0 +1,88 @@
+"""Numbers that placement is tuned by, validated on construction.
+
+The defaults are the preset ``balanced``. Refuses to know where the numbers come from.
+"""
+
+from dataclasses import dataclass, field
+
+from router_core.errors import LocalMisuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights of the factors in the sum; ``speed`` comes on top of the other four."""
+
+    slo: float = 0.50
+    memory: float = 0.20
+    switch: float = 0.15
+    pressure: float = 0.15
+    speed: float = 0.10
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise LocalMisuse(f"weight {name} is {getattr(self, name)}, allowed is 0..1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTargets:
+    """What one request class promises by default. ``tpot_s`` None: no target per token."""
+
+    ttft_s: float
+    tpot_s: float | None
+    deadline_ms: int
+
+    def __post_init__(self) -> None:
+        if self.ttft_s <= 0 or (self.tpot_s is not None and self.tpot_s <= 0) or self.deadline_ms <= 0:
+            raise LocalMisuse("targets of a request class must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementPolicy:
+    """Everything a decision is tuned by. Seconds, bytes and tokens unless the name says otherwise."""
+
+    name: str = "balanced"
+    weights: Weights = field(default_factory=Weights)
+    interactive: ClassTargets = ClassTargets(ttft_s=2.0, tpot_s=0.100, deadline_ms=600_000)
+    batch: ClassTargets = ClassTargets(ttft_s=60.0, tpot_s=None, deadline_ms=3_600_000)
+    background: ClassTargets = ClassTargets(ttft_s=600.0, tpot_s=None, deadline_ms=3_600_000)
+    aliases: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    alias_step: float = 0.05
+    alias_most: float = 0.20
+    hint_bonus: float = 0.15
+    affinity_bonus: float = 0.15
+    affinity_ms: int = 600_000
+    veto_above: float = 0.98
+    veto_needs_below: float = 0.90
+    pareto_eps: float = 0.02
+    tie_fixed: float = 0.01
+    tie_per_period: float = 0.02
+    herd_floor: float = 3.0
+    herd_cap: float = 8.0
+    herd_cap_crowd: float = 16.0
+    herd_crowd: int = 8
+    image_tokens: int = 800
+    audio_tokens: int = 500
+    prompt_slack: float = 1.15
+    output_tokens: int = 256
+    unknown_factor: float = 0.33
+    rtt_s: float = 0.001
+    link_bytes_per_s: float = 100e6
+    debt_scale_s: float = 20.0
+    debt_horizon_s: float = 600.0
+    least_fit_gib: float = 0.3
+    session_headers: tuple[str, ...] = ("x-claude-code-session-id",)
+    nearest_names: int = 3
+    candidates_kept: int = 16
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.herd_floor <= self.herd_cap <= self.herd_cap_crowd:
+            raise LocalMisuse("herd multipliers must satisfy 1 <= floor <= cap <= crowd cap")
+        for name in ("rtt_s", "debt_scale_s", "debt_horizon_s", "least_fit_gib", "link_bytes_per_s"):
+            if getattr(self, name) <= 0:
+                raise LocalMisuse(f"{name} is {getattr(self, name)}, must be above 0")
+        if not 0.0 <= self.pareto_eps < 1.0:
+            raise LocalMisuse(f"pareto_eps is {self.pareto_eps}, allowed is 0..1")
+        for alias, names in self.aliases:
+            if not names:
+                raise LocalMisuse(f"alias {alias!r} names no model")
