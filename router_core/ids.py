@@ -6,7 +6,8 @@ files, ``Id16`` its first half and the key on the wire, ``Id8`` a short mark whe
 
 import base64
 import re
-from typing import NewType
+from hashlib import sha256
+from typing import Final, NewType
 
 Id32 = NewType("Id32", bytes)
 Id16 = NewType("Id16", bytes)
@@ -19,6 +20,25 @@ MeshId = NewType("MeshId", bytes)
 _NODE_ID = re.compile(r"[a-z2-7]{51}[aq]")
 _NODE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 SHORTEST_PREFIX = 8
+
+SPKI_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")
+"""DER of a SubjectPublicKeyInfo up to the 32 bytes of an Ed25519 key (RFC 8410)."""
+
+
+def id32_of_key(key32: bytes) -> Id32:
+    """The id of the node that owns the raw Ed25519 public key ``key32``."""
+    return Id32(sha256(SPKI_PREFIX + key32).digest())
+
+
+def key32_in(der: bytes, id32: Id32) -> bytes | None:
+    """The raw public key behind ``id32`` inside a certificate, found by its hash, or None."""
+    at = der.find(SPKI_PREFIX)
+    while at >= 0:
+        key32 = der[at + len(SPKI_PREFIX) : at + len(SPKI_PREFIX) + 32]
+        if id32_of_key(key32) == id32:
+            return key32
+        at = der.find(SPKI_PREFIX, at + 1)
+    return None
 
 
 def node_id_of(id32: Id32) -> NodeId:

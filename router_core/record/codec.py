@@ -37,6 +37,7 @@ RECORD_HEADER: Final = Bounds(size=limits.RECORD_HEADER, array=16, text=0, binar
 V_BODY: Final = Bounds(size=limits.V_SIGNED, array=64, text=0, binary=16)
 S_BODY: Final = Bounds(size=limits.S_SIGNED, array=64, text=128, binary=32)
 L_BODY: Final = Bounds(size=64, array=64, text=0, binary=16)
+STATEMENT: Final = Bounds(size=limits.E_SIGNED, array=16, text=0, binary=1_536)
 TRUST_BODY: Final = Bounds(size=1_536, array=16, text=64, binary=1_024)
 
 _ENCODER = msgspec.msgpack.Encoder()

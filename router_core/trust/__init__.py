@@ -1,0 +1,1 @@
+"""Who may speak: statements of endorsement and removal, and the roster they add up to."""
