@@ -1,0 +1,1 @@
+"""What outlives the process: folders, atomic writes, checked files, and the few things kept in them."""

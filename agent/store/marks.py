@@ -1,0 +1,61 @@
+"""The marks a node must not forget: its epoch, and the floors below which no record of a peer may come back.
+
+``epoch`` is raised and synced before the first publish. When both copies are lost or damaged the count starts
+at 1 and the node's own record, heard from peers, lifts it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from agent.store.atomic import last_of
+from agent.store.checked import Damaged, read_checked, read_checked_or_last, write_checked
+from router_core.ids import Id16
+from router_core.record.stamp import Stamp
+from router_core.record.state import U63
+
+
+class Floor(Struct, frozen=True, array_like=True):
+    """The newest stamps of S and V of one origin; a zero stamp where none was held."""
+
+    static: Stamp
+    volatile: Stamp
+
+
+class Marks:
+    """``epoch`` and ``floors`` below one state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._epoch = state / "epoch"
+        self._floors = state / "floors"
+
+    def epoch(self) -> int:
+        """The highest epoch this node may have used (0: none known); the next process life uses one more."""
+        try:
+            epoch = read_checked(self._epoch, U63)
+        except Damaged:
+            epoch = None
+        if epoch is not None:
+            return epoch
+        try:
+            before = read_checked(last_of(self._epoch), U63)
+        except Damaged:
+            before = None
+        return 0 if before is None else before + 1
+
+    def save_epoch(self, epoch: int) -> None:
+        """Store ``epoch`` and sync it; raises ``OSError``."""
+        write_checked(self._epoch, epoch)
+
+    def floors(self) -> dict[Id16, Floor]:
+        """The floors last saved; empty if there are none or none can be believed."""
+        try:
+            stored = read_checked_or_last(self._floors, dict[bytes, Floor])
+        except Damaged:
+            return {}
+        return {Id16(key): floor for key, floor in (stored or {}).items() if len(key) == 16}
+
+    def save_floors(self, floors: Mapping[Id16, Floor]) -> None:
+        """Store ``floors``; raises ``OSError``."""
+        write_checked(self._floors, dict(floors))
