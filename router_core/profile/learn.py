@@ -1,0 +1,104 @@
+"""One outcome folded into the profile of one engine configuration. Pure.
+
+Rules: cancelled, failed or truncated attempts teach no speed; short prompts and short answers are noise and are
+skipped; a success or fault counts as the breaker counts it. Refuses to know which requests exist.
+"""
+
+import math
+
+from msgspec import Struct
+
+from router_core.policy.profile import ProfilePolicy
+from router_core.profile.outcome import Outcome, Result
+from router_core.profile.series import EMPTY, Series, fold_sample
+
+_BETA_MOST = 1.0
+
+
+class Profile(Struct, frozen=True, gc=False, kw_only=True):
+    """Learned facts. Speeds in tokens/s, ``loads_s`` the last load times in seconds, ``at_ms`` the last outcome.
+
+    ``beta`` is the relative slow-down per further concurrent request, learned from ``beta_n`` samples. ``successes``
+    and ``faults`` decay with the policy's half-life.
+    """
+
+    prompt: Series = EMPTY
+    gen: Series = EMPTY
+    beta: float | None = None
+    beta_n: int = 0
+    loads_s: tuple[float, ...] = ()
+    successes: float = 0.0
+    faults: float = 0.0
+    at_ms: int = 0
+
+    @property
+    def n(self) -> int:
+        """Samples behind the speeds: the fewer of the two."""
+        return min(self.prompt.n, self.gen.n)
+
+
+def learn(profile: Profile, outcome: Outcome, policy: ProfilePolicy) -> Profile:
+    """``profile`` after one more attempt."""
+    fade = math.pow(0.5, max(0, outcome.at_ms - profile.at_ms) / policy.success_half_life_ms)
+    successes, faults = profile.successes * fade, profile.faults * fade
+    prompt, gen, beta, beta_n, loads = (
+        profile.prompt,
+        profile.gen,
+        profile.beta,
+        profile.beta_n,
+        profile.loads_s,
+    )
+    if outcome.result is Result.OK:
+        successes += 1.0
+        pp = _prompt_speed(outcome, policy)
+        if pp is not None:
+            prompt = fold_sample(prompt, pp, policy)
+        tg = _gen_speed(outcome, policy)
+        if tg is not None:
+            beta, beta_n = _fold_beta(profile, tg, outcome.concurrency, policy)
+            alone = tg * (1.0 + (beta if beta is not None else policy.beta) * (outcome.concurrency - 1.0))
+            gen = fold_sample(gen, alone, policy)
+        if outcome.load_ms is not None and outcome.load_ms > 0:
+            loads = (*loads, max(policy.load_least_s, outcome.load_ms / 1000.0))[-policy.loads_kept :]
+    elif outcome.result is Result.FAULT:
+        faults += 1.0
+    return Profile(
+        prompt=prompt,
+        gen=gen,
+        beta=beta,
+        beta_n=beta_n,
+        loads_s=loads,
+        successes=successes,
+        faults=faults,
+        at_ms=max(profile.at_ms, outcome.at_ms),
+    )
+
+
+def _prompt_speed(outcome: Outcome, policy: ProfilePolicy) -> float | None:
+    tokens = outcome.prompt_tokens
+    if tokens is None or tokens < policy.least_prompt_tokens:
+        return None
+    if outcome.prompt_ms is not None and outcome.prompt_ms > 0:
+        return 1000.0 * tokens / outcome.prompt_ms
+    if outcome.ttft_ms is None or outcome.load_ms is not None:
+        return None
+    computing = outcome.ttft_ms - outcome.wait_ms - outcome.net_ms
+    return 1000.0 * tokens / computing if computing > 0 else None
+
+
+def _gen_speed(outcome: Outcome, policy: ProfilePolicy) -> float | None:
+    tokens = outcome.gen_tokens
+    if tokens is None or tokens < policy.least_output_tokens or not outcome.gen_ms or outcome.gen_ms <= 0:
+        return None
+    return 1000.0 * (tokens - 1) / outcome.gen_ms
+
+
+def _fold_beta(
+    profile: Profile, tg: float, concurrency: float, policy: ProfilePolicy
+) -> tuple[float | None, int]:
+    alone = profile.gen.value
+    if alone is None or concurrency <= 1.0:
+        return profile.beta, profile.beta_n
+    sample = min(_BETA_MOST, max(0.0, (alone / tg - 1.0) / (concurrency - 1.0)))
+    known = profile.beta if profile.beta is not None else policy.beta
+    return known + policy.rate * (sample - known), profile.beta_n + 1

@@ -1,0 +1,93 @@
+"""What to expect of an engine nobody has tried: speeds from memory bandwidth, load times from disk speed.
+
+Token generation streams the active weights once per token, so its ceiling is bandwidth / active bytes (the roofline
+argument of Pope et al., "Efficiently Scaling Transformer Inference", 2022); a share of it is what engines reach.
+"""
+
+import statistics
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from router_core.policy.profile import ProfilePolicy
+from router_core.record.state import EngineFacts, ModelFacts, Static
+
+_MIB = 2**20
+_NOMINAL_BITS = (
+    ("F32", 32.0),
+    ("F16", 16.0),
+    ("BF16", 16.0),
+    ("Q8", 8.5),
+    ("FP8", 8.0),
+    ("INT8", 8.0),
+    ("Q6", 6.6),
+    ("Q5", 5.6),
+    ("Q4", 4.7),
+    ("NVFP4", 4.5),
+    ("MXFP4", 4.25),
+    ("IQ4", 4.25),
+    ("AWQ", 4.25),
+    ("GPTQ", 4.25),
+    ("Q3", 3.9),
+    ("IQ3", 3.4),
+    ("Q2", 3.0),
+    ("IQ2", 2.5),
+    ("IQ1", 1.8),
+)
+
+
+class Prior(Struct, frozen=True, gc=False, kw_only=True):
+    """Expected speeds (tokens/s) and load time (s) of one row before anything was learned."""
+
+    prompt: float
+    gen: float
+    load_s: float
+
+
+def prior_of(static: Static, engine: EngineFacts, model: ModelFacts, policy: ProfilePolicy) -> Prior:
+    """The prior for ``model`` on ``engine``: bandwidth over active bytes, and size over disk speed."""
+    size = weight_bytes(model)
+    total = size if size is not None else policy.unknown_model_bytes
+    share = 1.0
+    if model.active_m and model.params_m:
+        share = min(1.0, model.active_m / model.params_m)
+    gen = policy.bandwidth_share * _bandwidth(static, engine, policy) / max(1.0, total * share)
+    gen = min(gen, policy.gen_most)
+    return Prior(
+        prompt=min(policy.prompt_over_gen * gen, policy.prompt_most),
+        gen=gen,
+        load_s=max(policy.load_least_s, total / policy.load_bytes_per_s),
+    )
+
+
+def weight_bytes(model: ModelFacts) -> float | None:
+    """Size of the weights: as told, else from parameters and quantisation, else None."""
+    if model.size_mib is not None:
+        return float(model.size_mib * _MIB)
+    bits = nominal_bits(model.quant)
+    if model.params_m is None or bits is None:
+        return None
+    return model.params_m * 1e6 * bits / 8.0
+
+
+def nominal_bits(quant: str | None) -> float | None:
+    """Nominal bits per weight of a quantisation name; None if unknown. Only the order matters."""
+    if quant is None:
+        return None
+    upper = quant.upper()
+    return next((bits for prefix, bits in _NOMINAL_BITS if upper.startswith(prefix)), None)
+
+
+def calibration(ratios: Iterable[float], policy: ProfilePolicy) -> float | None:
+    """Median of measured / prior, clamped; None without any measurement."""
+    known = list(ratios)
+    if not known:
+        return None
+    return min(policy.calibration_most, max(policy.calibration_least, statistics.median(known)))
+
+
+def _bandwidth(static: Static, engine: EngineFacts, policy: ProfilePolicy) -> float:
+    used = [static.gpus[i] for i in engine.gpus if i < len(static.gpus)]
+    if not used:
+        return policy.cpu_bytes_per_s
+    return min(gpu.mem_bw_gbs * 1e9 if gpu.mem_bw_gbs is not None else policy.gpu_bytes_per_s for gpu in used)

@@ -1,0 +1,72 @@
+"""A positive quantity learned in logarithms: exponentially weighted mean and spread, with an outlier rule.
+
+The first samples are averaged plainly until the weight of a new one has fallen to ``policy.rate``. The variance is the
+exponentially weighted one of T. Finch, "Incremental calculation of weighted mean and variance" (2009). A sample beyond
+``outlier_sds`` is rejected unless it is the ``outlier_streak``-th in a row on the same side.
+"""
+
+import math
+
+from msgspec import Struct
+
+from router_core.policy.profile import ProfilePolicy
+
+
+class Series(Struct, frozen=True, gc=False, kw_only=True):
+    """``n`` accepted samples with ``mean`` and ``var`` of their logarithms; ``streak`` counts rejected ones, signed."""
+
+    n: int = 0
+    mean: float = 0.0
+    var: float = 0.0
+    streak: int = 0
+
+    @property
+    def value(self) -> float | None:
+        """The learned quantity itself, None without a sample."""
+        return math.exp(self.mean) if self.n else None
+
+    def spread(self, policy: ProfilePolicy) -> float:
+        """Log standard deviation in [sd_least, sd_most], with fixed values while there are too few samples."""
+        if self.n == 0:
+            return policy.sd_untried
+        if self.n < policy.few:
+            return policy.sd_few
+        return min(policy.sd_most, max(policy.sd_least, math.sqrt(self.var)))
+
+
+EMPTY = Series()
+
+
+def fold_sample(series: Series, sample: float, policy: ProfilePolicy) -> Series:
+    """``series`` with one more positive, finite ``sample``; anything else leaves it as it is."""
+    if not (sample > 0.0 and math.isfinite(sample)):
+        return series
+    x = math.log(sample)
+    if series.n == 0:
+        return Series(n=1, mean=x)
+    off = x - series.mean
+    streak = 0
+    if abs(off) > policy.outlier_sds * series.spread(policy):
+        side = 1 if off > 0 else -1
+        streak = series.streak + side if series.streak * side >= 0 else side
+        if abs(streak) < policy.outlier_streak:
+            return Series(n=series.n, mean=series.mean, var=series.var, streak=streak)
+    weight = max(policy.rate, 1.0 / (series.n + 1))
+    step = weight * off
+    return Series(
+        n=series.n + 1,
+        mean=series.mean + step,
+        var=(1.0 - weight) * (series.var + off * step),
+        streak=streak,
+    )
+
+
+def shrunk(series: Series, towards: float, weight: float) -> float:
+    """Mean of the samples and of ``weight`` pseudo-samples at ``towards``, taken in logarithms.
+
+    Without samples and weight the answer is ``towards``.
+    """
+    total = series.n + weight
+    if total <= 0.0:
+        return towards
+    return math.exp((series.n * series.mean + weight * math.log(towards)) / total)
