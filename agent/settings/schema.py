@@ -1,0 +1,137 @@
+"""The one schema of ``pairmesh.toml``: every key, what it takes, its default and its meaning.
+
+Loader, printer, check and the reference table read this table; a key that is not here does not exist. A key
+of a feature this version lacks is marked ``later``: its default is accepted, anything else is refused, so
+nothing an operator writes is silently ignored.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from agent.settings import tuning, values
+from agent.settings.values import Parse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key. ``default`` is written as in the file; None means that it is found out at start, as ``meaning``
+    tells. ``parse`` turns the written value into the typed one."""
+
+    path: str
+    takes: str
+    parse: Parse
+    default: object
+    meaning: str
+    later: bool = False
+
+
+def _seconds(path: str, default: int, least: float, meaning: str) -> Key:
+    return Key(
+        path=path,
+        takes=f"seconds, {least:g} to 3600",
+        parse=partial(values.milliseconds, least_s=least, most_s=3600),
+        default=default,
+        meaning=meaning,
+    )
+
+
+def _listen(path: str, default: str, meaning: str, parse: Parse = values.listen) -> Key:
+    return Key(path=path, takes=values.LISTEN, parse=parse, default=default, meaning=meaning)
+
+
+def _switch(path: str, default: bool, meaning: str, later: bool = False) -> Key:
+    return Key(
+        path=path, takes="true or false", parse=values.switch, default=default, meaning=meaning, later=later
+    )
+
+
+def _file(path: str, meaning: str) -> Key:
+    return Key(path=path, takes="file name", parse=values.text, default="", meaning=meaning, later=True)
+
+
+KEYS: tuple[Key, ...] = (
+    Key(
+        path="name",
+        takes="1 to 32 of a-z 0-9 -, starting with a letter or digit",
+        parse=values.node_name,
+        default=None,
+        meaning="name of this node, for people; the host name if not set",
+    ),
+    _switch("router", True, "whether this node places requests; false: it only serves those of others"),
+    _listen("api.listen", "127.0.0.1:11433", "inference API; loopback only", values.loopback_listen),
+    Key(
+        path="api.hosts",
+        takes="list of NAME or NAME:PORT",
+        parse=values.host_names,
+        default=[],
+        meaning="further values of the Host header to accept",
+    ),
+    Key(
+        path="api.origins",
+        takes="list of SCHEME://HOST[:PORT]",
+        parse=values.origins,
+        default=[],
+        meaning="web origins that may call the API from a browser",
+    ),
+    _switch("api.local_token", False, "demand an API key on loopback too", later=True),
+    _file("api.tls_cert", "certificate of the API beyond loopback"),
+    _file("api.tls_key", "private key of that certificate"),
+    _switch("api.engine_admin", False, "pass on the engines' own administration routes", later=True),
+    _listen("mesh.listen", ":7433", "links between nodes"),
+    Key(
+        path="mesh.peers",
+        takes='list of "NODE-ID=IP[:PORT]" or "@NAME=IP[:PORT]"',
+        parse=values.peers,
+        default=[],
+        meaning="where to dial members that discovery does not find; a hint, never trust",
+    ),
+    Key(
+        path="mesh.allow_networks",
+        takes="list of networks as IP/BITS",
+        parse=values.networks,
+        default=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"],
+        meaning="networks a member's addresses must lie in to be dialled",
+    ),
+    Key(
+        path="mesh.roster_max",
+        takes="1 to 1024",
+        parse=partial(values.whole, least=1, most=1024),
+        default=64,
+        meaning="most members",
+    ),
+    _seconds("mesh.backoff_max_s", 30, 0.5, "longest wait between dials of one peer; for tests"),
+    _seconds("mesh.gone_min_s", 60, 1, "least silence before a peer counts as gone; for tests"),
+    _seconds("mesh.gone_redial_s", 30, 0.5, "time between dials of a peer that is gone; for tests"),
+    _seconds("mesh.audit_s", 60, 1, "time between audits of a link; for tests"),
+    _seconds("mesh.audit_far_s", 300, 1, "time between audits of a node without a link; for tests"),
+    _listen("ingress.listen", ":7434", "requests that peers place here"),
+    _listen(
+        "admin.listen", "127.0.0.1:7435", "metrics and read-only views; loopback only", values.loopback_listen
+    ),
+    _switch("engines.autodetect", True, "look for engines on the well-known ports of loopback"),
+    Key(
+        path="sampling.profile",
+        takes='"auto", "desktop" or "server"',
+        parse=partial(values.choice, names=("auto", "desktop", "server")),
+        default="auto",
+        meaning="table of pressure thresholds; auto: desktop with a laptop case, a battery or a display",
+    ),
+    Key(
+        path="sampling.nvml",
+        takes='"auto" or "off"',
+        parse=partial(values.choice, names=("auto", "off")),
+        default="off",
+        meaning="read NVIDIA GPUs",
+        later=True,
+    ),
+    Key(
+        path="sampling.pressure",
+        takes='tables SIGNAL.LEVEL of enter, hold_in_s, exit, hold_out_s; or SIGNAL = "off"',
+        parse=tuning.pressure,
+        default={},
+        meaning="own thresholds, laid over the profile's table",
+    ),
+)
+
+BY_PATH: dict[str, Key] = {key.path: key for key in KEYS}
+SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(key.path.split(".")[0] for key in KEYS if "." in key.path))
