@@ -1,8 +1,8 @@
 """What libraries and the interpreter would print by themselves, reduced to where and what class.
 
 Stock loggers and tracebacks quote what they choke on: aiohttp logs body bytes of a malformed chunk, asyncio
-the repr of protocols, a traceback the message of its exception. While captured, each of these becomes one line
-of our log with the logger's name, the place in the code and the class of the exception, and no text.
+the repr of protocols, a traceback the message of its exception. While captured, each becomes one line of our
+log with the logger's name, the place in the code and the class of the exception, and no text.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The decision journal: every decision with its outcome, and every change of trust.
 
-The newest ``limits.JOURNAL_RING`` decisions stay in memory; all go to SQLite through one writer thread, so the
-event loop never waits for a disk. A full queue drops decisions and counts them; a failing disk loses rows,
+The newest ``limits.JOURNAL_RING`` decisions stay in memory; all go to SQLite through one writer thread, so
+the event loop never waits for a disk. A full queue drops decisions and counts them; a failing disk loses rows,
 counts them, and serving goes on. Records hold no text of a prompt or an answer, and neither does this.
 """
 
@@ -215,7 +215,7 @@ class Journal:
         self._file.trim(self._clock.wall_ms())
 
     def _guarded(self, act: Callable[[], None]) -> bool:
-        """Run ``act``; what the disk refuses is False, a file found damaged is replaced and tried once more."""
+        """Run ``act``; False if the disk refuses. A file found damaged is set aside and ``act`` tried once more."""
         try:
             try:
                 act()
@@ -223,7 +223,7 @@ class Journal:
                 raise
             except sqlite3.DatabaseError as exc:
                 self._log.error("journal.set_aside", error=exc)
-                self._file.begin_anew()
+                self._file.set_aside()
                 act()
         except (sqlite3.Error, OSError) as exc:
             self._log.warning("journal.not_written", error=exc)

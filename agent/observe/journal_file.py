@@ -51,32 +51,24 @@ class AuditRow(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class JournalFile:
-    """The writing side. ``set_aside`` tells whether ``open`` found a damaged file."""
+    """The writing side. A damaged file raises ``sqlite3.DatabaseError``: ``set_aside`` it and go on."""
 
     def __init__(self, path: Path, *, max_bytes: int = limits.JOURNAL_FILE) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._db: sqlite3.Connection | None = None
-        self.set_aside = 0
 
     def open(self) -> None:
-        """Open or create the file; raises ``sqlite3.Error`` or ``OSError`` if neither is possible."""
-        try:
-            self._db = _opened(self._path)
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            self.begin_anew()
+        """Open or create the file; without it the first write does."""
+        self._open_db()
 
-    def begin_anew(self) -> None:
-        """Set the present file aside and start an empty one."""
+    def set_aside(self) -> None:
+        """Close the file and move it away; the next use starts an empty one."""
         self.close()
-        self.set_aside += 1
         with contextlib.suppress(FileNotFoundError):
             self._path.rename(self._path.with_name(self._path.name + ".corrupt"))
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        self._db = _opened(self._path)
 
     def close(self) -> None:
         if self._db is not None:
@@ -111,7 +103,7 @@ class JournalFile:
                 )
             if not left:
                 break
-        db.execute("pragma incremental_vacuum").fetchall()
+        db.executescript("pragma incremental_vacuum")
 
     def _used(self) -> int:
         pages, free, size = (

@@ -1,8 +1,8 @@
 """Metrics in the Prometheus text format, version 0.0.4.
 
 Rules: an unknown value is an absent series, never 0 or NaN; a label keeps ``limits.LABEL_VALUES`` values per
-family, later ones are counted under ``other``; a collector that fails loses its families for that scrape,
-nothing more. The series of one process are summed where ``other`` merges them.
+family, cut and made printable, and later ones are summed under ``other``; a collector that fails loses its
+families for that scrape, nothing more.
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
@@ -165,19 +165,21 @@ class _Cap:
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
-        self._used: list[set[str]] = [set() for _ in labels]
+        self._shown: list[dict[str, str]] = [{} for _ in labels]
 
     def fit(self, values: Labels) -> Labels:
         if len(values) != len(self.labels):
             raise LocalMisuse(f"{len(values)} label values given, {len(self.labels)} wanted: {self.labels}")
-        return tuple(self._one(used, value) for used, value in zip(self._used, values, strict=True))
+        return tuple(self._one(shown, value) for shown, value in zip(self._shown, values, strict=True))
 
-    def _one(self, used: set[str], value: str) -> str:
-        if value not in used:
-            if len(used) >= limits.LABEL_VALUES:
+    def _one(self, shown: dict[str, str], value: str) -> str:
+        fit = shown.get(value)
+        if fit is None:
+            if len(shown) >= limits.LABEL_VALUES:
                 return OTHER
-            used.add(value)
-        return value
+            fit = "".join(ch if ch.isprintable() else "?" for ch in value[: limits.LOG_TEXT])
+            shown[value] = fit
+        return fit
 
 
 def _checked(name: str, labels: Labels) -> str:

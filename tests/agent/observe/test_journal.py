@@ -1,0 +1,269 @@
+"""Claims about the journal: it loses rows rather than the loop's time, and survives its file."""
+
+import json
+import os
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from agent.observe.journal import Journal
+from agent.observe.journal_file import KEPT_MS, AuditRow, JournalFile, Row, bodies, body_of
+from agent.observe.log import Log
+from router_core import limits
+from router_core.placement.reasons import Action, Reason
+from router_core.placement.record import DecisionRecord, Ending
+from tests.agent.observe.records import record
+
+WALL = 1_700_000_000_000
+
+
+class Hands:
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def boot_ms(self) -> int:
+        return self.ms
+
+    def boot_us(self) -> int:
+        return self.ms * 1_000
+
+    def wall_ms(self) -> int:
+        return WALL + self.ms
+
+
+class Shelf:
+    """A journal on a temporary file with what it logged."""
+
+    def __init__(self, path: Path, file: JournalFile | None = None) -> None:
+        self.clock = Hands()
+        self.lines: list[str] = []
+        self.log = Log(self.lines.append, self.clock)
+        self.path = path
+        self.journal = Journal(path, self.clock, self.log, file=file)
+
+    async def __aenter__(self) -> "Shelf":
+        self.journal.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.journal.aclose()
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.lines]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+async def test_a_decision_is_found_by_its_id_now_and_after_a_restart(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        shelf.journal.put(record("A" * 26))
+        found = await shelf.journal.get("A" * 26)
+        assert found is not None
+        assert found.wall_ms == WALL
+    async with Shelf(path) as shelf:
+        assert await shelf.journal.get("A" * 26) == found
+        assert await shelf.journal.get("B" * 26) is None
+
+
+async def test_the_record_with_its_outcome_replaces_the_one_without(path: Path) -> None:
+    first = record("A" * 26)
+    ended = replace(first, outcome=Ending(status=200, total_ms=700, ttft_ms=120))
+    async with Shelf(path) as shelf:
+        shelf.journal.put(first)
+        await shelf.journal.settled()
+        shelf.clock.ms += 700
+        shelf.journal.put(ended)
+    async with Shelf(path) as shelf:
+        (found,) = await shelf.journal.recent(10)
+        assert found.outcome == ended.outcome
+        assert found.wall_ms == WALL
+
+
+async def test_recent_is_newest_first_across_memory_and_file_and_filters(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        for number in range(4):
+            shelf.clock.ms = number
+            shelf.journal.put(record(f"{number}".rjust(26, "A")))
+    async with Shelf(path) as shelf:
+        shelf.clock.ms = 10
+        refused = replace(record("Z" * 26), action=Action.REJECT, reason=Reason.QUEUE_FULL, chosen=None)
+        shelf.journal.put(refused)
+        assert [r.id[-1] for r in await shelf.journal.recent(3)] == ["Z", "3", "2"]
+        assert [r.id[-1] for r in await shelf.journal.recent(9, action="route")] == ["3", "2", "1", "0"]
+        assert [r.id[-1] for r in await shelf.journal.recent(9, reason="queue_full")] == ["Z"]
+        assert [r.id[-1] for r in await shelf.journal.recent(9, since_ms=WALL + 3)] == ["Z", "3"]
+        assert await shelf.journal.recent(0) == []
+
+
+async def test_a_full_queue_drops_counts_and_never_blocks(path: Path) -> None:
+    shelf = Shelf(path)
+    extra = 10
+    for number in range(limits.JOURNAL_QUEUE + extra):
+        shelf.journal.put(record(f"{number:026d}"))
+    assert shelf.journal.dropped == extra
+    families = {family.name: family.series[0][3] for family in shelf.journal.collect()}
+    assert families["pairmesh_journal_dropped_total"] == extra
+    async with shelf:
+        await shelf.journal.settled()
+        assert shelf.journal.written == limits.JOURNAL_QUEUE
+    assert len(bodies(path, 10_000, action=None, reason=None, since_ms=None)) == limits.JOURNAL_QUEUE
+
+
+async def test_memory_keeps_a_ring(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        for number in range(limits.JOURNAL_RING + 5):
+            shelf.journal.put(record(f"{number:026d}"))
+        assert len(shelf.journal._ring) == limits.JOURNAL_RING
+        await shelf.journal.settled()
+        assert await shelf.journal.get(f"{0:026d}") is not None
+
+
+async def test_the_file_is_private_and_in_wal_mode(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        async with Shelf(path) as shelf:
+            shelf.journal.put(record("A" * 26))
+            await shelf.journal.settled()
+            for file in path.parent.iterdir():
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+            with sqlite3.connect(path) as db:
+                assert db.execute("pragma journal_mode").fetchone()[0] == "wal"
+            db.close()
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("damage", [b"not a database, by far " * 40, None])
+async def test_a_damaged_file_is_set_aside_and_work_goes_on(path: Path, damage: bytes | None) -> None:
+    async with Shelf(path) as shelf:
+        for number in range(300):
+            shelf.journal.put(record(f"{number:026d}"))
+    if damage is None:
+        raw = bytearray(path.read_bytes())
+        raw[4096:16384] = b"\x5a" * 12_288
+        damage = bytes(raw)
+    path.write_bytes(damage)
+    async with Shelf(path) as shelf:
+        shelf.journal.put(record("A" * 26))
+        await shelf.journal.settled()
+        assert (path.parent / "journal.sqlite.corrupt").stat().st_size == len(damage)
+        assert "journal.set_aside" in shelf.events()
+    assert body_of(path, "A" * 26) is not None
+
+
+async def test_a_file_damaged_while_running_is_replaced(path: Path) -> None:
+    class Failing(JournalFile):
+        failures = 1
+
+        def write(self, rows: list[Row], audit: list[AuditRow]) -> None:  # type: ignore[override]
+            if self.failures:
+                self.failures -= 1
+                raise sqlite3.DatabaseError("database disk image is malformed")
+            super().write(rows, audit)
+
+    async with Shelf(path, Failing(path)) as shelf:
+        shelf.journal.put(record("A" * 26))
+        await shelf.journal.settled()
+        assert shelf.journal.written == 1
+        assert shelf.events() == ["journal.set_aside"]
+
+
+async def test_a_full_disk_loses_rows_and_counts_them(path: Path) -> None:
+    class Full(JournalFile):
+        full = True
+
+        def write(self, rows: list[Row], audit: list[AuditRow]) -> None:  # type: ignore[override]
+            if self.full:
+                raise sqlite3.OperationalError("database or disk is full")
+            super().write(rows, audit)
+
+    file = Full(path)
+    async with Shelf(path, file) as shelf:
+        shelf.journal.put(record("A" * 26))
+        await shelf.journal.settled()
+        assert (shelf.journal.lost, shelf.journal.written) == (1, 0)
+        assert await shelf.journal.get("A" * 26) is not None
+        file.full = False
+        shelf.journal.put(record("B" * 26))
+        await shelf.journal.settled()
+        assert (shelf.journal.lost, shelf.journal.written) == (1, 1)
+
+
+async def test_audit_lines_are_kept_and_logged(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        shelf.journal.audit("trust.added", node="atlas", admission=2)
+        shelf.journal.audit("trust.removed", node="atlas")
+        await shelf.journal.settled()
+        newest, oldest = await shelf.journal.audits(10)
+        assert (newest.event, oldest.event) == ("trust.removed", "trust.added")
+        assert oldest.facts == {"node": "atlas", "admission": 2}
+        assert shelf.events() == ["trust.added", "trust.removed"]
+
+
+async def test_an_unreadable_body_is_left_out(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        shelf.journal.put(record("A" * 26))
+    db = sqlite3.connect(path)
+    db.execute("insert into decisions values ('B', 9, 'r', 'route', 'native', null, null, x'ff')")
+    db.commit()
+    db.close()
+    async with Shelf(path) as shelf:
+        assert [r.id for r in await shelf.journal.recent(10)] == ["A" * 26]
+        assert await shelf.journal.get("B") is None
+
+
+def test_rows_older_than_a_week_go(path: Path) -> None:
+    file = JournalFile(path)
+    file.open()
+    file.write([row("old", 0), row("new", 10)], [])
+    file.trim(KEPT_MS + 5)
+    file.close()
+    assert body_of(path, "old") is None
+    assert body_of(path, "new") is not None
+
+
+def test_the_oldest_rows_go_when_the_file_is_full(path: Path) -> None:
+    file = JournalFile(path, max_bytes=200_000)
+    file.open()
+    file.write([row(f"{n:04d}", n, size=4_000) for n in range(200)], [])
+    file.trim(0)
+    file.close()
+    assert path.stat().st_size <= 250_000
+    assert body_of(path, "0199") is not None
+    assert body_of(path, "0000") is None
+
+
+async def test_the_thread_ends_with_the_journal(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        shelf.journal.put(record("A" * 26))
+        assert "journal" in {thread.name for thread in threading.enumerate()}
+    assert "journal" not in {thread.name for thread in threading.enumerate()}
+    assert body_of(path, "A" * 26) is not None
+
+
+def row(row_id: str, at_ms: int, size: int = 10) -> Row:
+    return Row(
+        id=row_id,
+        at_ms=at_ms,
+        request_id="r",
+        action="route",
+        reason="native",
+        node=None,
+        model=None,
+        body=b"x" * size,
+    )
+
+
+def test_a_record_survives_its_encoding() -> None:
+    import msgspec
+
+    made = record("A" * 26)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=DecisionRecord) == made
+    assert msgspec.json.decode(msgspec.json.encode(made), type=DecisionRecord) == made
