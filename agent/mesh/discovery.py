@@ -1,0 +1,166 @@
+"""Multicast discovery: announce this node, see others. Hints only; nothing here says who is alive or trusted.
+
+Service ``_pairmesh._tcp``, instance name = node id, TXT ``v=1`` and ``id=<node id>``. What strangers may fill is
+bounded: 50 browse events a second, TXT of 512 bytes, eight addresses a sighting, four look-ups at once (the book
+bounds the ids). Nothing is logged per packet. Announced only on the interfaces that the mesh listener covers; a
+loopback listener means no multicast at all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, Final
+
+import psutil
+from zeroconf import IPVersion, ServiceStateChange, Zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from agent.effects.clock import Clock
+from agent.effects.tasks import Failed, Tasks
+from agent.mesh.addresses import Endpoint, IpAddress
+from agent.settings.values import Listen
+from router_core import limits
+from router_core.ids import NodeId, parse_node_id
+
+SERVICE: Final = "_pairmesh._tcp.local."
+TXT_BYTES: Final = 512
+EVENTS_PER_S: Final = 50
+LOOKUPS: Final = 4
+LOOKUP_MS: Final = 1_500
+
+Sighted = Callable[[NodeId, Sequence[Endpoint]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What discovery met since start."""
+
+    events: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+def own_addresses(listen: Listen) -> tuple[IpAddress, ...]:
+    """The addresses that ``listen`` covers, loopback only if it is the literal one; scoped IPv6 left out."""
+    if listen.ip is not None and not listen.ip.is_unspecified:
+        return (listen.ip,)
+    found: list[IpAddress] = []
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            try:
+                ip = ip_address(address.address)
+            except ValueError:
+                continue
+            if (
+                not ip.is_loopback
+                and not ip.is_link_local
+                and (listen.ip is None or listen.ip.version == ip.version)
+            ):
+                found.append(ip)
+    return tuple(dict.fromkeys(found))
+
+
+class Discovery:
+    """One node's presence in multicast DNS. ``sighted`` is told of every id but the own, members or not."""
+
+    def __init__(self, me: NodeId, port: int, *, sighted: Sighted, clock: Clock, failed: Failed) -> None:
+        self._me = me
+        self._port = port
+        self._sighted = sighted
+        self._clock = clock
+        self._tasks = Tasks(failed)
+        self._zeroconf: AsyncZeroconf | None = None
+        self._browser: AsyncServiceBrowser | None = None
+        self._announced: tuple[IpAddress, ...] = ()
+        self._window = (0, 0)
+        self._events = self._dropped = self._refused = 0
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(events=self._events, dropped=self._dropped, refused=self._refused)
+
+    async def start(self, addresses: Sequence[IpAddress]) -> None:
+        """Announce ``addresses`` on their interfaces and browse there; raises ``OSError`` without multicast."""
+        interfaces = [str(address) for address in addresses if address.version == 4]
+        zeroconf = AsyncZeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only)
+        self._zeroconf = zeroconf
+        await zeroconf.async_register_service(self._announcement(addresses))
+        self._announced = tuple(addresses)
+        self._browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self._on_change])
+
+    async def announce(self, addresses: Sequence[IpAddress]) -> None:
+        """Announce again if the addresses are others than before."""
+        if self._zeroconf is not None and tuple(addresses) != self._announced:
+            await self._zeroconf.async_update_service(self._announcement(addresses))
+            self._announced = tuple(addresses)
+
+    async def aclose(self) -> None:
+        """Take the announcement back and stop."""
+        await self._tasks.aclose()
+        if self._browser is not None:
+            await self._browser.async_cancel()
+        if self._zeroconf is not None:
+            await self._zeroconf.async_unregister_all_services()
+            await self._zeroconf.async_close()
+
+    def _announcement(self, addresses: Sequence[IpAddress]) -> AsyncServiceInfo:
+        return AsyncServiceInfo(
+            SERVICE,
+            f"{self._me}.{SERVICE}",
+            port=self._port,
+            addresses=[address.packed for address in addresses],
+            properties={"v": "1", "id": self._me},
+            server=f"{self._me}.local.",
+        )
+
+    def _on_change(
+        self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+    ) -> None:
+        """A service came or changed; one that went says nothing, since presence here means nothing."""
+        if state_change is ServiceStateChange.Removed:
+            return
+        node_id = parse_node_id(name.removesuffix(f".{SERVICE}"))
+        if node_id is None:
+            self._refused += 1
+            return
+        if node_id == self._me:
+            return
+        if not self._within_rate():
+            self._dropped += 1
+            return
+        self._events += 1
+        info = AsyncServiceInfo(service_type, name)
+        if info.load_from_cache(zeroconf):
+            self._read(node_id, info)
+        elif len(self._tasks) < LOOKUPS:
+            self._tasks.spawn(self._look_up(zeroconf, node_id, info), "mdns look-up")
+        else:
+            self._dropped += 1
+
+    def _within_rate(self) -> bool:
+        second, count = self._window
+        now_s = self._clock.boot_ms() // 1_000
+        self._window = (now_s, count + 1 if second == now_s else 1)
+        return self._window[1] <= EVENTS_PER_S
+
+    async def _look_up(self, zeroconf: Zeroconf, node_id: NodeId, info: AsyncServiceInfo) -> None:
+        if await info.async_request(zeroconf, LOOKUP_MS):
+            self._read(node_id, info)
+
+    def _read(self, node_id: NodeId, info: AsyncServiceInfo) -> None:
+        endpoints = sighting(node_id, info)
+        if endpoints:
+            self._sighted(node_id, endpoints)
+        else:
+            self._refused += 1
+
+
+def sighting(node_id: NodeId, info: Any) -> tuple[Endpoint, ...]:
+    """Where a service record says ``node_id`` is; empty if it is not of this version, too long or not of that id."""
+    properties = info.properties
+    if len(info.text or b"") > TXT_BYTES or properties.get(b"v") != b"1":
+        return ()
+    if properties.get(b"id") != node_id.encode("ascii") or not info.port:
+        return ()
+    ips: list[IPv4Address | IPv6Address] = info.ip_addresses_by_version(IPVersion.All)
+    return tuple(Endpoint(ip_address(ip.packed), info.port) for ip in ips[: limits.ADDRESSES])

@@ -1,0 +1,292 @@
+"""The driver of the mesh machine: events in, actions out, one task.
+
+Rules kept here: the machine is touched by this task alone (``fresh_state`` runs between two of its steps, on the
+same loop); actions are performed in order and none of them waits; what IO answers comes back as an event; after a
+step of many verifications the loop gets its turn first. What the records mean is not known here.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from agent.effects.clock import Clock
+from agent.effects.tasks import Failed, Tasks
+from agent.mesh.addresses import AddressBook, Endpoint, IpAddress
+from agent.mesh.dialling import Outcome
+from agent.mesh.inbox import Inbox
+from agent.mesh.link import Link
+from agent.mesh.links import Links
+from agent.mesh.traffic import Counted, Traffic
+from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
+from router_core.mesh.actions import (
+    Action,
+    CloseLink,
+    Dial,
+    Notify,
+    PauseReading,
+    Persist,
+    ResumeReading,
+    SendFrame,
+    ViewChanged,
+)
+from router_core.mesh.events import (
+    BodyChanged,
+    DialFailed,
+    DialFailure,
+    Event,
+    FrameReceived,
+    LeaveRequested,
+    LinkBusy,
+    LinkClosed,
+    LinkOpened,
+    LinkReady,
+    PeerSighted,
+    PersistDone,
+    RecordHeard,
+    Resumed,
+    RosterChanged,
+    SavedKey,
+    Ticked,
+)
+from router_core.record.envelope import Sealed
+from router_core.record.membership import Member, ViewChange
+from router_core.record.state import Address, LeaveReason, Static, Volatile
+
+LEAVE_S: Final = 0.5
+LOWEST_PORT: Final = 1_024
+
+_FAILURES: Final = {
+    Outcome.NO_ADDRESS: DialFailure.NO_ADDRESS,
+    Outcome.REFUSED: DialFailure.REFUSED,
+    Outcome.TIMED_OUT: DialFailure.TIMEOUT,
+    Outcome.IDENTITY_MISMATCH: DialFailure.UNTRUSTED,
+    Outcome.TLS_FAILED: DialFailure.UNTRUSTED,
+    Outcome.REJECTED: DialFailure.UNTRUSTED,
+}
+"""All other outcomes read as ``UNREACHABLE``: a connection that died early was refused or crashed, who knows."""
+
+
+class Machine(Protocol):
+    """The face of ``router_core.mesh.machine.Mesh``."""
+
+    @property
+    def deadline(self) -> int | None: ...
+
+    @property
+    def backlog(self) -> bool: ...
+
+    def handle(self, event: Event, now: int) -> list[Action]: ...
+
+    def fresh_state(self, now: int) -> tuple[Sealed | None, list[Action]]: ...
+
+
+class Shelf(Protocol):
+    """Where the machine's memory is kept; called in a thread."""
+
+    def save(self, key: SavedKey, data: bytes, members: Mapping[Id16, Member]) -> None:
+        """Write atomically; raises ``OSError``. ``members`` gives ids their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Whom the driver tells, on its own task; none of them may wait."""
+
+    on_view: Callable[[Sequence[ViewChange]], None]
+    notify: Callable[[str, dict[str, str | int]], None]
+    failed: Failed
+
+
+class Driver:
+    """Owns one machine and its links. ``run`` is its task; all other methods are called on the same loop."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        clock: Clock,
+        tls: Callable[[], ssl.SSLContext],
+        source: IpAddress | None,
+        book: AddressBook,
+        shelf: Shelf,
+        told: Told,
+    ) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._book = book
+        self._shelf = shelf
+        self._told = told
+        self._members: dict[Id16, Member] = {}
+        self._traffic = Traffic()
+        self._inbox = Inbox()
+        self._left = asyncio.Event()
+        self._tasks = Tasks(told.failed)
+        self._links = Links(self, tls=tls, source=source, traffic=self._traffic, tasks=self._tasks)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mesh-store")
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Drive until cancelled; then every link is cut and what was to be saved is on disk."""
+        try:
+            while True:
+                now = self._clock.boot_ms()
+                event = self._next(now)
+                if event is None:
+                    deadline = self._machine.deadline
+                    await self._inbox.wait(None if deadline is None else (deadline - now) / 1_000)
+                    continue
+                self._perform(self._machine.handle(event, now))
+                self._finish(event)
+                await asyncio.sleep(0)
+        finally:
+            self._links.abort()
+            await self._tasks.aclose()
+            await asyncio.to_thread(self._writer.shutdown)
+
+    def _next(self, now: int) -> Event | None:
+        """Time first, that a busy inbox never looks like a stall; then work left over; then what came in."""
+        deadline = self._machine.deadline
+        if deadline is not None and deadline <= now:
+            return Ticked()
+        return Resumed() if self._machine.backlog else self._inbox.take()
+
+    def _finish(self, event: Event) -> None:
+        match event:
+            case FrameReceived():
+                if link := self._links.get(event.link):
+                    link.read_on()
+            case LeaveRequested():
+                self._left.set()
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendFrame():
+                    link = self._links.get(action.link)
+                    if link is not None and not link.send(action.data):
+                        self._inbox.put(LinkBusy(action.link))
+                case CloseLink():
+                    if link := self._links.get(action.link):
+                        link.close()
+                case PauseReading():
+                    if link := self._links.get(action.link):
+                        link.pause()
+                case ResumeReading():
+                    if link := self._links.get(action.link):
+                        link.resume()
+                case Dial():
+                    self._dial(action)
+                case Persist():
+                    self._persist(action)
+                case ViewChanged():
+                    self._told.on_view(action.changes)
+                case Notify():
+                    self._told.notify(action.code.value, dict(action.fields))
+
+    def _dial(self, action: Dial) -> None:
+        member = self._members.get(action.peer)
+        endpoints = self._book.choose(member, action.addrs) if member is not None else ()
+        if member is None or not endpoints:
+            self._inbox.put(DialFailed(action.peer, DialFailure.NO_ADDRESS))
+            return
+        self._links.dial(member, endpoints)
+
+    def _persist(self, action: Persist) -> None:
+        """One writer thread, so answers come in the order of the requests."""
+        save = partial(self._shelf.save, action.key, action.data, self._members)
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, save)
+        writing.add_done_callback(partial(self._persisted, action.key))
+
+    def _persisted(self, key: SavedKey, writing: asyncio.Future[None]) -> None:
+        exc = None if writing.cancelled() else writing.exception()
+        if exc is not None and not isinstance(exc, OSError):
+            self._told.failed(f"persist {key.value}", exc)
+        self._inbox.put(PersistDone(key, exc is None))
+
+    # --- what links tell -------------------------------------------------------------------------------------
+
+    def opened(self, link: Link) -> None:
+        addr = None if link.dialled is None else _address(link.dialled)
+        dialled = link.dialled is not None
+        self._inbox.put(LinkOpened(link=link.number, peer=link.peer, dialled=dialled, addr=addr))
+
+    def closed(self, link: Link) -> None:
+        self._inbox.put(LinkClosed(link.number))
+
+    def heard(self, link: Link, data: bytes) -> None:
+        self._inbox.put(FrameReceived(link.number, data))
+
+    def drained(self, link: Link) -> None:
+        self._inbox.put(LinkReady(link.number))
+
+    def dialled(self, peer: Id16, endpoint: Endpoint, outcome: Outcome) -> None:
+        if outcome is Outcome.LINKED:
+            self._book.worked(peer, endpoint)
+        else:
+            self._book.failed(peer, endpoint)
+        if outcome is Outcome.IDENTITY_MISMATCH:
+            self._told.notify("dial_identity_mismatch", {"peer": peer.hex(), "address": str(endpoint)})
+
+    def dial_failed(self, peer: Id16, outcome: Outcome) -> None:
+        self._inbox.put(DialFailed(peer, _FAILURES.get(outcome, DialFailure.UNREACHABLE)))
+
+    # --- what the daemon calls -------------------------------------------------------------------------------
+
+    async def serve(self, request: web.BaseRequest, member: Member) -> web.StreamResponse:
+        """Answer an admitted request for the link path."""
+        return await self._links.serve(request, member.id16)
+
+    def body_changed(
+        self, body: Volatile | Static, *, urgent: bool = False, due_ms: int | None = None
+    ) -> None:
+        """The newest own V or S body; of several between two steps the last one is published."""
+        self._inbox.replace(BodyChanged(body=body, urgent=urgent, due_ms=due_ms))
+
+    def roster_changed(self, members: Sequence[Member], mesh_id: MeshId) -> None:
+        """Everybody who may speak now. Links of others are said goodbye to by the machine."""
+        self._members = {member.id16: member for member in members}
+        self._book.admit_members(self._members)
+        self._inbox.replace(RosterChanged(members=tuple(members), mesh_id=mesh_id))
+
+    def record_heard(self, signed: bytes, sig: bytes) -> None:
+        """A sealed record that came in a refusal; dropped and counted if 64 of them wait already."""
+        if not self._inbox.hear(RecordHeard(signed, sig)):
+            self._traffic.refused["heard_full"] += 1
+
+    def sighted(self, node_id: NodeId, endpoints: Sequence[Endpoint]) -> None:
+        """Discovery saw ``node_id``; of a member, the back-off starts over."""
+        if self._book.sight(node_id, endpoints):
+            self._inbox.put(PeerSighted(id16_of(id32_of(node_id))))
+
+    def fresh_state(self) -> Sealed | None:
+        """The newest own sealed V, publishing one first if the event bucket allows; None before the first."""
+        sealed, actions = self._machine.fresh_state(self._clock.boot_ms())
+        self._perform(actions)
+        return sealed
+
+    async def leave(self, reason: LeaveReason) -> None:
+        """Publish L, say BYE on every link, and wait for them to end, at most 500 ms."""
+        self._inbox.put(LeaveRequested(reason))
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._left.wait()
+                await self._links.gone()
+        except TimeoutError:
+            self._links.abort()
+
+    def counted(self) -> Counted:
+        """Totals of traffic since start."""
+        return self._traffic.snapshot()
+
+
+def _address(endpoint: Endpoint) -> Address | None:
+    if endpoint.port < LOWEST_PORT:
+        return None
+    return Address(ip=ip_address(endpoint.ip).packed, mesh_port=endpoint.port, ingress_port=endpoint.port)
