@@ -85,6 +85,10 @@ KEEP_ALIVE_IDLE: Final = 90_000
 ENGINE_BODY: Final = 4 * MIB
 ENGINE_HEALTH_BODY: Final = 64 * KIB
 
+# Administration.
+ADMIN_BODY: Final = 256 * KIB
+ADMIN_DECISIONS: Final = 1_000
+
 # Journal and telemetry.
 JOURNAL_QUEUE: Final = 4_096
 JOURNAL_RING: Final = 1_000

@@ -1,0 +1,125 @@
+"""What each admin route answers. Knows paths, queries and documents; knows no sockets and no HTTP library.
+
+Reading changes nothing. Every answer that is not the metrics is JSON; a refusal is ``{"error": code}``, with a
+``detail`` only where our own verb says more.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+
+from agent.admin.guard import Refusal
+from agent.admin.ports import Decisions, Exposition, Status, VerbRefused, Verbs
+from agent.observe.capture import report_crash
+from agent.observe.log import Log
+from agent.observe.metrics import CONTENT_TYPE
+from router_core import limits
+from router_core.placement.reasons import Action, Reason
+
+JSON: Final = "application/json"
+DECISIONS_DEFAULT: Final = 50
+_DECISION: Final = "/v1/decisions/"
+_DO: Final = "/v1/do/"
+_QUERY_FIELDS: Final = 8
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    status: int
+    body: bytes
+    content_type: str = JSON
+    headers: Mapping[str, str] = {}
+
+
+class DecisionsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``since`` is wall time in ms."""
+
+    action: Action | None = None
+    reason: Reason | None = None
+    since: int | None = None
+    limit: int = DECISIONS_DEFAULT
+
+
+def refused(refusal: Refusal, **headers: str) -> Reply:
+    """The answer to a request that is not served."""
+    return Reply(status=refusal.status, body=msgspec.json.encode({"error": refusal.code}), headers=headers)
+
+
+def verb_of(path: str) -> str | None:
+    """The verb a path names, or None."""
+    return path.removeprefix(_DO) if path.startswith(_DO) else None
+
+
+class Routes:
+    """The routes of one daemon. ``do`` is for the socket alone; whoever wires this sees to it."""
+
+    def __init__(
+        self, *, status: Status, decisions: Decisions, exposition: Exposition, verbs: Verbs, log: Log
+    ) -> None:
+        self._status = status
+        self._decisions = decisions
+        self._exposition = exposition
+        self._verbs = verbs
+        self._log = log
+
+    def reads(self, path: str) -> bool:
+        """True if ``path`` can be read."""
+        return path in ("/metrics", "/v1/status", "/v1/view", "/v1/decisions") or path.startswith(_DECISION)
+
+    async def get(self, path: str, query: str) -> Reply:
+        match path:
+            case "/metrics":
+                return Reply(status=200, body=self._exposition.render().encode(), content_type=CONTENT_TYPE)
+            case "/v1/status":
+                return _json(self._status.status())
+            case "/v1/view":
+                return _json(self._status.view())
+            case "/v1/decisions":
+                return await self._recent(query)
+            case _ if path.startswith(_DECISION):
+                record = await self._decisions.get(path.removeprefix(_DECISION))
+                return refused(Refusal.UNKNOWN) if record is None else _json(record)
+            case _:
+                return refused(Refusal.UNKNOWN)
+
+    async def do(self, verb: str, body: bytes, uid: int) -> Reply:
+        """Run ``verb`` for the local user ``uid`` with the JSON object in ``body`` (empty: no arguments)."""
+        act = self._verbs.get(verb)
+        if act is None:
+            return refused(Refusal.UNKNOWN)
+        try:
+            arguments = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return refused(Refusal.BODY)
+        try:
+            answer = await act(arguments)
+        except VerbRefused as refusal:
+            self._log.info("admin.verb_refused", verb=verb, uid=uid, code=refusal.code)
+            return _json({"error": refusal.code, "detail": refusal.detail}, status=409)
+        except Exception as exc:
+            report_crash(self._log, "admin.verb_failed", exc, verb=verb, uid=uid)
+            return _json({"error": "internal"}, status=500)
+        self._log.info("admin.verb_done", verb=verb, uid=uid)
+        return _json(answer)
+
+    async def _recent(self, query: str) -> Reply:
+        try:
+            pairs = parse_qsl(query, strict_parsing=True, max_num_fields=_QUERY_FIELDS) if query else []
+            asked = msgspec.convert(dict(pairs), DecisionsQuery, strict=False)
+        except (ValueError, msgspec.ValidationError):
+            return refused(Refusal.QUERY)
+        if not 0 <= asked.limit <= limits.ADMIN_DECISIONS or len(pairs) != len(dict(pairs)):
+            return refused(Refusal.QUERY)
+        found = await self._decisions.recent(
+            asked.limit,
+            action=None if asked.action is None else asked.action.value,
+            reason=None if asked.reason is None else asked.reason.value,
+            since_ms=asked.since,
+        )
+        return _json({"decisions": found})
+
+
+def _json(document: object, status: int = 200) -> Reply:
+    return Reply(status=status, body=msgspec.json.encode(document))
