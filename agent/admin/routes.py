@@ -106,7 +106,11 @@ class Routes:
 
     async def _recent(self, query: str) -> Reply:
         try:
-            pairs = parse_qsl(query, strict_parsing=True, max_num_fields=_QUERY_FIELDS) if query else []
+            pairs = (
+                parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=_QUERY_FIELDS)
+                if query
+                else []
+            )
             asked = msgspec.convert(dict(pairs), DecisionsQuery, strict=False)
         except (ValueError, msgspec.ValidationError):
             return refused(Refusal.QUERY)

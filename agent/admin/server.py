@@ -160,7 +160,7 @@ class _Connection(RequestHandler):
 
 
 def _target(request: web.BaseRequest) -> str:
-    return str(request.message.path)
+    return request.raw_path
 
 
 async def _json_body(request: web.BaseRequest) -> bytes | Refusal:

@@ -1,0 +1,379 @@
+"""Claims about the admin API over real sockets: who is answered, what, and with which headers."""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, TCPConnector, UnixConnector
+
+from agent.admin.documents import StatusDoc
+from agent.admin.guard import HEADERS
+from agent.admin.peercred import Admission, Peer, peer_of
+from agent.admin.ports import VerbRefused
+from agent.admin.routes import Routes
+from agent.admin.server import AdminServer
+from agent.effects.clock import SystemClock
+from agent.observe.journal import Journal
+from agent.observe.log import Log
+from agent.observe.metrics import Counter, Registry
+from agent.store.folders import RefuseToStart
+from router_core import limits
+from tests.agent.admin.documents import status
+from tests.agent.observe.records import record
+
+CANARY = "CANARY7x1m2k9qp4z8w6r3t5y0abcd"
+ME = os.geteuid()
+
+
+class Daemon:
+    """An admin server with a real journal, registry and verbs that remember what they were told."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.lines: list[str] = []
+        self.log = Log(self.lines.append, SystemClock())
+        self.journal = Journal(folder / "journal.sqlite", SystemClock(), self.log)
+        self.registry = Registry(lambda _: None)
+        self.registry.add(self.journal, Counter("pairmesh_x_total", "X."))
+        self.told: list[dict[str, Any]] = []
+        self.path = folder / "admin.sock"
+        self.port = 0
+        routes = Routes(
+            status=self,
+            decisions=self.journal,
+            exposition=self.registry,
+            verbs={"trust-list": self.listed, "trust-add": self.refuse, "trust-remove": self.crash},
+            log=self.log,
+        )
+        self.server = AdminServer(routes, **options)
+
+    def status(self) -> StatusDoc:
+        return status()
+
+    def view(self) -> dict[str, Any]:
+        return {"gen": 1, "nodes": []}
+
+    async def listed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        self.told.append(arguments)
+        return {"members": []}
+
+    async def refuse(self, _: dict[str, Any]) -> dict[str, Any]:
+        raise VerbRefused("mesh_mismatch", "two paired meshes")
+
+    async def crash(self, _: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError(CANARY)
+
+    async def __aenter__(self) -> "Daemon":
+        self.journal.start()
+        self.port = await self.server.listen_tcp("127.0.0.1", 0)
+        await self.server.listen_socket(self.path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.aclose()
+        await self.journal.aclose()
+
+    async def tcp(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        return await self._ask(TCPConnector(), f"http://127.0.0.1:{self.port}{path}", method, None, headers)
+
+    async def sock(
+        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        connector = UnixConnector(str(self.path))
+        headers.setdefault("Content_Type", "application/json")
+        return await self._ask(connector, f"http://localhost{path}", method, body, headers)
+
+    async def raw(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    @staticmethod
+    async def _ask(
+        connector: TCPConnector | UnixConnector,
+        url: str,
+        method: str,
+        body: bytes | None,
+        headers: dict[str, str],
+    ) -> tuple[int, dict[str, str], bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with (
+            ClientSession(connector=connector) as session,
+            session.request(method, url, data=body, headers=named) as reply,
+        ):
+            return reply.status, dict(reply.headers), await reply.read()
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
+    async with Daemon(tmp_path) as running:
+        yield running
+
+
+async def test_the_documents_are_read_over_both_listeners(daemon: Daemon) -> None:
+    daemon.journal.put(record("A" * 26))
+    for ask in (daemon.tcp, daemon.sock):
+        code, headers, body = await ask("/v1/status")
+        assert code == 200
+        assert headers["Content-Type"] == "application/json"
+        assert json.loads(body)["own"]["name"] == "atlas"
+        assert json.loads((await ask("/v1/view"))[2]) == {"gen": 1, "nodes": []}
+        assert json.loads((await ask(f"/v1/decisions/{'A' * 26}"))[2])["chosen"] == "@atlas/ollama"
+        code, headers, body = await ask("/metrics")
+        assert (code, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        assert b"pairmesh_x_total 0\n" in body
+
+
+async def test_decisions_are_filtered_and_bad_queries_refused(daemon: Daemon) -> None:
+    for number in range(3):
+        daemon.journal.put(record(f"{number:026d}"))
+
+    async def ids(query: str) -> list[str]:
+        code, _, body = await daemon.tcp(f"/v1/decisions{query}")
+        assert code == 200
+        return [decision["id"][-1] for decision in json.loads(body)["decisions"]]
+
+    assert await ids("") == ["2", "1", "0"]
+    assert await ids("?limit=1") == ["2"]
+    assert await ids("?action=route&reason=native&since=0") == ["2", "1", "0"]
+    assert await ids("?action=reject") == []
+    for bad in (
+        "limit=1001",
+        "limit=-1",
+        "limit=x",
+        "action=fly",
+        "limit=1&limit=2",
+        "since=",
+        "what=1",
+        "%zz",
+    ):
+        assert (await daemon.tcp(f"/v1/decisions?{bad}"))[0] == 400, bad
+    assert (await daemon.tcp("/v1/decisions/none"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/do/trust-list", "/v1/explain", "/v1/replay", "/nothing", "/metrics/", "/v1/status/x"]
+)
+async def test_what_does_not_exist_on_tcp_is_404(daemon: Daemon, path: str) -> None:
+    for method in ("GET", "POST", "OPTIONS", "PUT"):
+        assert (await daemon.tcp(path, method))[0] == 404
+
+
+@pytest.mark.threat("T45")
+async def test_nothing_is_written_over_tcp(daemon: Daemon) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+        code, headers, _ = await daemon.tcp("/v1/status", method)
+        assert (code, headers["Allow"]) == (405, "GET, HEAD")
+    assert (await daemon.tcp("/v1/do/trust-list", "POST"))[0] == 404
+    assert daemon.told == []
+
+
+async def test_head_is_a_get_without_its_body(daemon: Daemon) -> None:
+    code, _, body = await daemon.tcp("/metrics", "HEAD")
+    assert (code, body) == (200, b"")
+
+
+@pytest.mark.threat("T35")
+@pytest.mark.threat("T36")
+async def test_pages_of_other_sites_are_refused_and_nothing_is_echoed(daemon: Daemon) -> None:
+    refusals = [
+        await daemon.tcp("/v1/status", Host=f"{CANARY}.example"),
+        await daemon.tcp("/v1/status", Origin=f"https://{CANARY}.example"),
+        await daemon.tcp("/v1/status", "OPTIONS", Origin="null"),
+        await daemon.tcp("/v1/status", Sec_Fetch_Site="cross-site"),
+    ]
+    assert [code for code, *_ in refusals] == [403] * 4
+    assert json.loads(refusals[0][2]) == {"error": "host_refused"}
+    assert json.loads(refusals[1][2]) == {"error": "origin_refused"}
+    for _, headers, body in refusals:
+        assert CANARY.encode() not in body
+        assert not [name for name in headers if name.startswith("Access-Control")]
+
+
+async def test_an_allowed_origin_gets_exactly_itself_back(tmp_path: Path) -> None:
+    async with Daemon(tmp_path, origins=["https://panel.lan"]) as daemon:
+        code, headers, _ = await daemon.tcp(
+            "/v1/status", Origin="https://panel.lan", Sec_Fetch_Site="cross-site"
+        )
+        assert (code, headers["Access-Control-Allow-Origin"], headers["Vary"]) == (
+            200,
+            "https://panel.lan",
+            "Origin",
+        )
+        code, headers, _ = await daemon.tcp("/v1/status", "OPTIONS", Origin="https://panel.lan")
+        assert (code, headers["Access-Control-Allow-Methods"], headers["Access-Control-Max-Age"]) == (
+            204,
+            "GET",
+            "600",
+        )
+        assert "Access-Control-Allow-Credentials" not in headers
+
+
+async def test_every_answer_carries_the_headers(daemon: Daemon) -> None:
+    answers = [
+        await daemon.tcp("/metrics"),
+        await daemon.tcp("/nothing"),
+        await daemon.tcp("/v1/status", "POST"),
+        await daemon.tcp("/v1/status", Host="evil.example"),
+        await daemon.sock("/v1/status"),
+        await daemon.sock("/v1/do/none", "POST"),
+    ]
+    for _, headers, _ in answers:
+        assert HEADERS.items() <= headers.items()
+        assert headers["Server"] == "pairmesh"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + CANARY.encode() + b"\r\n\r\n",
+        b"\x16\x03\x01" + CANARY.encode() + b"\r\n\r\n",
+        b"GET http://127.0.0.1/metrics HTTP/1.1\r\nHost: "
+        + CANARY.encode()
+        + b"\r\nConnection: close\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n",
+    ],
+)
+async def test_what_the_parser_refuses_is_not_echoed_either(daemon: Daemon, request_: bytes) -> None:
+    answer = await daemon.raw(request_)
+    assert answer.split()[1] in (b"400", b"403")
+    assert CANARY.encode() not in answer
+    assert b"Content-Security-Policy: default-src 'none'" in answer
+
+
+# --- the socket ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.threat("T45")
+async def test_a_verb_runs_for_the_daemons_own_user(daemon: Daemon) -> None:
+    code, _, body = await daemon.sock("/v1/do/trust-list", "POST", b'{"all": true}')
+    assert (code, json.loads(body)) == (200, {"members": []})
+    assert (await daemon.sock("/v1/do/trust-list", "POST"))[0] == 200
+    assert daemon.told == [{"all": True}, {}]
+    (line, *_) = [json.loads(line) for line in daemon.lines]
+    assert (line["event"], line["verb"], line["uid"]) == ("admin.verb_done", "trust-list", ME)
+
+
+@pytest.mark.threat("T45")
+@pytest.mark.parametrize("peer", [Peer(pid=1, uid=ME + 4_000, gids=frozenset({77})), None])
+async def test_another_user_is_refused_everything(tmp_path: Path, peer: Peer | None) -> None:
+    admission = Admission(uid=ME, group=None)
+    async with Daemon(tmp_path, admission=admission, read_peer=lambda _: peer) as daemon:
+        for path, method in (("/v1/do/trust-list", "POST"), ("/v1/status", "GET"), ("/metrics", "GET")):
+            code, _, body = await daemon.sock(path, method, b"{}")
+            assert (code, json.loads(body)) == (403, {"error": "peer_refused"})
+        assert daemon.told == []
+
+
+@pytest.mark.threat("T45")
+@pytest.mark.parametrize(
+    ("uid", "gids", "admitted"),
+    [(0, [], True), (1_000, [], True), (1_001, [500], True), (1_001, [501], False), (1_001, [], False)],
+)
+def test_admitted_are_root_the_daemons_user_and_its_group(uid: int, gids: list[int], admitted: bool) -> None:
+    peer = Peer(pid=1, uid=uid, gids=frozenset(gids))
+    assert Admission(uid=1_000, group=500).admits(peer) is admitted
+    assert Admission(uid=1_000, group=None).admits(peer) is (uid in (0, 1_000))
+
+
+def test_the_kernel_tells_who_is_at_the_other_end() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        peer = peer_of(ours)
+    assert peer is not None
+    assert (peer.pid, peer.uid) == (os.getpid(), ME)
+    assert {os.getegid(), *os.getgroups()} <= peer.gids
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"3", b"\xff\xfe", b'{"a":' * 5_000, b'{"a":1}{}', b'{"a":"\xff"}', b"null"]
+)
+async def test_malformed_json_is_400_and_runs_nothing(daemon: Daemon, body: bytes) -> None:
+    code, _, answer = await daemon.sock("/v1/do/trust-list", "POST", body)
+    assert (code, json.loads(answer)) == (400, {"error": "body_malformed"})
+    assert daemon.told == []
+
+
+async def test_other_media_and_too_much_of_it_are_refused(daemon: Daemon) -> None:
+    verb = "/v1/do/trust-list"
+    assert (await daemon.sock(verb, "POST", b"{}", Content_Type="text/plain"))[0] == 415
+    assert (await daemon.sock(verb, "POST", b"{}", Content_Encoding="gzip"))[0] in (400, 415)
+    big = b'{"a":"' + b"x" * limits.ADMIN_BODY + b'"}'
+    assert (await daemon.sock(verb, "POST", big))[0] == 413
+    assert daemon.told == []
+
+
+async def test_a_refused_verb_says_why(daemon: Daemon) -> None:
+    code, _, body = await daemon.sock("/v1/do/trust-add", "POST", b"{}")
+    assert (code, json.loads(body)) == (409, {"error": "mesh_mismatch", "detail": "two paired meshes"})
+
+
+async def test_a_crashed_verb_says_nothing_of_its_exception(daemon: Daemon) -> None:
+    code, _, body = await daemon.sock("/v1/do/trust-remove", "POST", b"{}")
+    assert (code, json.loads(body)) == (500, {"error": "internal"})
+    assert CANARY not in "\n".join(daemon.lines)
+    assert json.loads(daemon.lines[-1])["error"] == "RuntimeError"
+
+
+async def test_a_verb_is_posted_and_an_unknown_one_is_404(daemon: Daemon) -> None:
+    assert (await daemon.sock("/v1/do/trust-list"))[0] == 405
+    assert (await daemon.sock("/v1/do/drain", "POST", b"{}"))[0] == 404
+    assert (await daemon.sock("/v1/do/", "POST", b"{}"))[0] == 404
+    assert (await daemon.sock("/v1/status", "POST", b"{}"))[0] == 405
+
+
+async def test_the_socket_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:
+    async with Daemon(tmp_path, admission=Admission(uid=ME, group=None)) as daemon:
+        assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
+    assert not daemon.path.exists()
+
+
+async def test_the_socket_belongs_to_the_group_if_the_daemon_is_in_it(tmp_path: Path) -> None:
+    async with Daemon(tmp_path, admission=Admission(uid=ME, group=os.getegid())) as daemon:
+        assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o660
+        assert daemon.path.stat().st_gid == os.getegid()
+
+
+async def test_what_a_dead_daemon_left_is_replaced_and_a_living_one_respected(tmp_path: Path) -> None:
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "admin.sock"))
+    stale.close()
+    async with Daemon(tmp_path) as daemon:
+        second = AdminServer(daemon.server._routes)
+        with pytest.raises(RefuseToStart) as refused:
+            await second.listen_socket(daemon.path)
+        assert refused.value.reason == "socket_in_use"
+        assert (await daemon.sock("/v1/status"))[0] == 200
+
+
+async def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked.sock"
+    blocked.write_text("precious")
+    with pytest.raises(RefuseToStart) as refused:
+        await AdminServer(Daemon(tmp_path).server._routes).listen_socket(blocked)
+    assert refused.value.reason == "socket_blocked"
+    assert blocked.read_text() == "precious"
+
+
+async def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefuseToStart) as refused:
+        await AdminServer(Daemon(tmp_path).server._routes).listen_socket(tmp_path / ("x" * 107))
+    assert refused.value.reason == "socket_path_too_long"
+
+
+async def test_a_closing_daemon_frees_its_port_at_once(tmp_path: Path) -> None:
+    async with Daemon(tmp_path) as daemon:
+        port = daemon.port
+        assert (await daemon.tcp("/metrics"))[0] == 200
+    server = AdminServer(daemon.server._routes)
+    assert await server.listen_tcp("127.0.0.1", port) == port
+    await server.aclose()
