@@ -25,7 +25,7 @@ def write_atomic(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         finally:
             os.close(fd)
         _keep_last(path)
-        os.rename(draft, path)
+        draft.rename(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -40,7 +40,7 @@ def last_of(path: Path) -> Path:
 def set_aside(path: Path) -> Path:
     """Rename a damaged file to ``<name>.corrupt`` and return that path."""
     aside = path.with_name(path.name + ".corrupt")
-    os.replace(path, aside)
+    path.replace(aside)
     sync_folder(path.parent)
     return aside
 
@@ -92,4 +92,4 @@ def _keep_last(path: Path) -> None:
         os.link(path, draft, follow_symlinks=False)
     except FileNotFoundError:
         return
-    os.replace(draft, last_of(path))
+    draft.replace(last_of(path))

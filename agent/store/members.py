@@ -52,9 +52,12 @@ class RosterFiles:
         return found, quarantined
 
     def save(self, node_id: NodeId, file: RosterFile) -> None:
-        """Store one subject; raises ``OSError``."""
+        """Store one subject; raises ``OSError``. A removal is written twice, so that not even the copy kept
+        for a damaged file still calls the subject a member."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_checked(self._folder / node_id, file)
+        if file.removed:
+            write_checked(self._folder / node_id, file)
 
     def quarantine(self, node_id: NodeId) -> None:
         """Set one subject's files aside: their content is whole but does not convince."""
