@@ -111,6 +111,8 @@ def row_faults(row: Row) -> list[str]:
                 )
         if not _milder(row.danger, rule.exit, rule.enter):
             faults.append(f"{row.signal}.{name}: exit must be strictly milder than enter")
+    if row.score is not None and not _milder(row.danger, *row.score):
+        faults.append(f"{row.signal}: the value scored 0 must be strictly milder than the one scored 1")
     for lower, higher in zip(row.rules, row.rules[1:], strict=False):
         if lower.level >= higher.level or not _milder(row.danger, lower.enter, higher.enter):
             faults.append(

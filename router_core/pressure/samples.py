@@ -1,0 +1,131 @@
+"""What was measured: one reading per field, one sample per tick, and how readings age.
+
+Unknown is a value with an age, per field: never 0, never a dropped field. ``UNSUPPORTED`` (cannot be known here)
+and ``UNKNOWN`` (should be known, is not) differ. Times are boot-clock milliseconds.
+"""
+
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router_core.record.state import Flag, Level, ResourceCode
+
+T = TypeVar("T")
+
+STALE_PERIODS: Final = 1.5
+STALE_LEAST_MS: Final = 3_000
+UNKNOWN_PUBLISHED_MS: Final = 10_000
+UNKNOWN_PERIODS: Final = 10
+
+
+class Status(Enum):
+    """How far a reading may be trusted, and why not."""
+
+    OK = "ok"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+    UNSUPPORTED = "unsupported"
+
+
+class Reading(Struct, Generic[T], frozen=True, gc=False, kw_only=True):
+    """``value`` is None unless the status is OK or STALE. ``taken_ms`` is when the value was measured, or since
+    when there is none. ``code`` is the source's error number, 0 for none."""
+
+    value: T | None = None
+    taken_ms: int = 0
+    status: Status = Status.UNKNOWN
+    code: int = 0
+
+
+def measured(value: T, taken_ms: int) -> Reading[T]:
+    return Reading(value=value, taken_ms=taken_ms, status=Status.OK)
+
+
+def missing(taken_ms: int, code: int = 0) -> Reading[T]:
+    """A value that should be there and is not."""
+    return Reading(taken_ms=taken_ms, status=Status.UNKNOWN, code=code)
+
+
+def unsupported(taken_ms: int, code: int = 0) -> Reading[T]:
+    """A value this platform cannot give."""
+    return Reading(taken_ms=taken_ms, status=Status.UNSUPPORTED, code=code)
+
+
+def aged(reading: Reading[T], now: int, period_ms: int, *, published: bool) -> Reading[T]:
+    """``reading`` as it stands at ``now``: STALE after 1.5 periods (at least 3 s), UNKNOWN after 10 s if it is
+    published, else after 10 periods."""
+    if reading.status not in (Status.OK, Status.STALE):
+        return reading
+    age = now - reading.taken_ms
+    if age > (UNKNOWN_PUBLISHED_MS if published else UNKNOWN_PERIODS * period_ms):
+        return replace(reading, value=None, status=Status.UNKNOWN)
+    if age > max(STALE_LEAST_MS, STALE_PERIODS * period_ms):
+        return replace(reading, status=Status.STALE)
+    return reading
+
+
+class CpuTimes(Struct, frozen=True, gc=False, kw_only=True):
+    """Cumulative seconds over all CPUs. ``busy`` holds the parts that are neither idle (idle, iowait) nor steal;
+    guest time is part of user time and does not count twice."""
+
+    busy: tuple[float, ...]
+    idle: float
+    steal: float = 0.0
+
+
+class EngineCgroup(Struct, frozen=True, gc=False, kw_only=True):
+    """What the cgroup of one engine's unit says: memory left below its limits and its CPU counter."""
+
+    unit: str
+    mem_left_bytes: int | None = None
+    cpu_us: int | None = None
+
+
+class HostSample(Struct, frozen=True, gc=False, kw_only=True):
+    """One reading of the host. ``mem_avail`` and ``mem_whole`` are the lower of host and cgroup; ``cpu_capacity``
+    counts cores this process may use; counters count from boot."""
+
+    taken_ms: int
+    mem_avail_bytes: Reading[int]
+    mem_whole_bytes: Reading[int]
+    mem_total_bytes: Reading[int]
+    cpu_times: Reading[CpuTimes]
+    own_cpu_us: Reading[int]
+    memory_some_us: Reading[int]
+    memory_full_us: Reading[int]
+    swapped_bytes: Reading[int]
+    oom_kills: Reading[int]
+    cpus: int
+    cpu_capacity: float
+    cpu_quota: float | None = None
+    mem_limit_bytes: int | None = None
+    swap_on_zram: bool = False
+    engines: tuple[EngineCgroup, ...] = ()
+
+
+class ResourceState(Struct, frozen=True, gc=False, kw_only=True):
+    """Level and score of one resource; ``level`` is None while no signal of it is known. ``taken_ms`` is the time
+    of the deciding signal's last value."""
+
+    code: ResourceCode
+    level: Level | None
+    score: float | None
+    taken_ms: int
+
+
+class Sampled(Struct, frozen=True, gc=False, kw_only=True):
+    """What one tick came to: the newest readings as they stand at ``at_ms``, and the levels they add up to.
+
+    ``host`` is None until the host was read once. ``flags`` are the sampler's part of a V record's flags.
+    """
+
+    at_ms: int
+    profile: str
+    host: HostSample | None
+    mem_avail_bytes: Reading[int]
+    cpu_busy_pct: Reading[float]
+    cpu_external_pct: Reading[float]
+    resources: tuple[ResourceState, ...]
+    flags: Flag
