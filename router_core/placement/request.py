@@ -8,12 +8,12 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router_core.ids import Id16, NodeId, NodeName
+from router_core.ids import NodeId, NodeName
 from router_core.placement.reasons import HintOutcome
 from router_core.record.state import Capability, Dialect
 
-Endpoint = tuple[Id16, str]
-"""One upstream of one node: (id16, endpoint name)."""
+Endpoint = str
+"""One upstream of one node, ``<node_id>/<endpoint name>``: how rows are named in requests, ledgers and records."""
 
 NO_OUTPUT = Dialect.EMBED | Dialect.OLLAMA_EMBED | Dialect.RERANK
 

@@ -1,0 +1,203 @@
+"""What a request needs, and which rows cannot give it.
+
+Rules: filters run in the order of ``reasons.EXCLUSIONS`` and the first that fails is reported; an inferred requirement
+excludes only on a known no, an explicit one needs a known yes; empty stays empty. Refuses to rank.
+"""
+
+import math
+
+from msgspec import Struct
+
+from router_core.placement.admission import Gate
+from router_core.placement.fleet import Fleet
+from router_core.placement.reasons import Reason
+from router_core.placement.request import (
+    NO_OUTPUT,
+    Endpoint,
+    Hints,
+    Locality,
+    NodeRef,
+    PlacementRequest,
+    RequestClass,
+)
+from router_core.placement.rows import Row
+from router_core.policy.placement import ClassTargets, PlacementPolicy
+from router_core.record.state import Capability, Dialect
+
+_OPEN = 2
+_EMBEDS = Dialect.EMBED | Dialect.OLLAMA_EMBED
+
+
+class Need(Struct, frozen=True, gc=False, kw_only=True):
+    """What is constant of one request while rows are judged. Tokens, bytes; ``until_ms`` on the boot clock.
+
+    ``digest`` is the one digest that counts as this model, None if none is known.
+    """
+
+    dialect: int
+    inferred: int
+    explicit: int
+    ctx: int
+    num_ctx: int | None
+    host_only: bool
+    narrows: bool
+    hints: Hints
+    digest: bytes | None
+    prompt: int
+    output: int
+    ttft_s: float
+    tpot_s: float | None
+    until_ms: int
+    transfer_s: float
+    tried: frozenset[Endpoint]
+    refused: frozenset[Endpoint]
+
+
+def need_of(
+    request: PlacementRequest, bytes_per_token: float, learned: int | None, policy: PlacementPolicy
+) -> Need:
+    """The needs of ``request``; ``learned`` is the usual output of this model and class, if any was seen."""
+    hints = request.hints
+    targets = targets_of(hints.request_class, policy)
+    prompt = (
+        math.ceil(request.text_bytes / bytes_per_token)
+        + policy.image_tokens * request.images
+        + policy.audio_tokens * request.audio_parts
+    )
+    output = 0
+    if not request.dialect & NO_OUTPUT:
+        output = learned if learned is not None else policy.output_tokens
+        if hints.expect_tokens is not None:
+            output = hints.expect_tokens
+        if request.output_cap is not None:
+            output = min(output, request.output_cap)
+        output *= max(1, request.choices)
+    deadline_ms = hints.deadline_ms if hints.deadline_ms is not None else targets.deadline_ms
+    return Need(
+        dialect=int(request.dialect),
+        inferred=int(request.requires) | (int(Capability.EMBEDDINGS) if request.dialect & _EMBEDS else 0),
+        explicit=int(hints.requires_caps),
+        ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + output),
+        num_ctx=request.num_ctx,
+        host_only=hints.locality is Locality.HOST,
+        narrows=hints.narrows,
+        hints=hints,
+        digest=None,
+        prompt=prompt,
+        output=output,
+        ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
+        tpot_s=hints.slo_tpot_ms / 1000.0 if hints.slo_tpot_ms is not None else targets.tpot_s,
+        until_ms=request.arrival_ms + deadline_ms,
+        transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
+        tried=request.tried,
+        refused=request.refused,
+    )
+
+
+def targets_of(request_class: RequestClass, policy: PlacementPolicy) -> ClassTargets:
+    """The default targets of a request class."""
+    if request_class is RequestClass.INTERACTIVE:
+        return policy.interactive
+    return policy.batch if request_class is RequestClass.BATCH else policy.background
+
+
+def closed(row: Row, need: Need, fleet: Fleet, now: int) -> Reason | None:
+    """Why the endpoint of ``row`` cannot be used by this request at all, whatever the model; None if it can."""
+    if row.untrusted:
+        return Reason.UNTRUSTED
+    if row.cloud or (need.host_only and not row.is_self):
+        return Reason.LOCALITY
+    if need.narrows and not in_subset(row, need.hints):
+        return Reason.NOT_IN_SUBSET
+    if row.down is not None:
+        return Reason.UNREACHABLE
+    breakers = fleet.live.breakers
+    if len(breakers) and breakers.state(row.key, now) == _OPEN:
+        return Reason.BREAKER_OPEN
+    if row.draining:
+        return Reason.DRAINING
+    return None
+
+
+def unfit(row: Row, need: Need, loading_bytes: int) -> Reason | None:
+    """Why ``row`` cannot serve this request although its endpoint is open; None if it can.
+
+    ``loading_bytes`` are own loads on that node which its record does not show yet.
+    """
+    if need.digest is not None and row.digest is not None and row.digest != need.digest:
+        return Reason.MODEL_ABSENT
+    warm = row.resident or row.loading
+    if not warm and not row.loadable:
+        return Reason.MODEL_ABSENT
+    if (
+        not row.dialects & need.dialect
+        or row.cap_no & need.inferred
+        or need.explicit & ~row.cap_yes
+        or not _large_enough(row, need.hints)
+    ):
+        return Reason.CAPABILITY
+    ctx = row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx
+    if ctx is not None and ctx < need.ctx:
+        return Reason.CONTEXT_TOO_SMALL
+    if not warm:
+        if row.room_bytes is not None and row.need_bytes > row.room_bytes - loading_bytes:
+            return Reason.DOES_NOT_FIT
+        if not row.loads:
+            return Reason.PRESSURE
+    return Reason.PRESSURE if row.gate is not Gate.OPEN else None
+
+
+def is_soft(row: Row) -> bool:
+    """True if pressure excludes ``row`` only as long as anything else is left."""
+    return row.gate is Gate.SOFT and (row.resident or row.loading or row.loads)
+
+
+def in_subset(row: Row, hints: Hints) -> bool:
+    """True if ``row`` satisfies every node, engine and label term."""
+    return (
+        (not hints.requires_node or any(matches(ref, row) for ref in hints.requires_node))
+        and not any(matches(ref, row) for ref in hints.refuses_node)
+        and all(engine == row.engine for engine in hints.requires_engine)
+        and row.engine not in hints.refuses_engine
+        and row.labels.issuperset(hints.requires_label)
+        and row.labels.isdisjoint(hints.refuses_label)
+    )
+
+
+def matches(ref: NodeRef, row: Row) -> bool:
+    """True if ``ref`` means the node of ``row``, and its endpoint if it names one."""
+    if ref.endpoint is not None and ref.endpoint != row.endpoint:
+        return False
+    return row.node_id == ref.node_id if ref.node_id is not None else row.node_name == ref.name
+
+
+def detail_of(row: Row, need: Need, reason: Reason) -> str | None:
+    """What exactly failed, in our own words, for the record."""
+    if reason is Reason.CAPABILITY:
+        return _missing(row, need)
+    if reason is Reason.CONTEXT_TOO_SMALL:
+        return f"{row.ctx}<{need.ctx}"
+    if reason is Reason.PRESSURE:
+        return row.squeeze_detail
+    if reason is Reason.UNREACHABLE:
+        return row.down
+    if reason is Reason.MODEL_ABSENT:
+        return (
+            "digest" if need.digest is not None and row.digest not in (None, need.digest) else "not_loadable"
+        )
+    return None
+
+
+def _large_enough(row: Row, hints: Hints) -> bool:
+    if hints.params_least_m is not None and (row.params_m is None or row.params_m < hints.params_least_m):
+        return False
+    return hints.bits_least is None or (row.bits is not None and row.bits >= hints.bits_least)
+
+
+def _missing(row: Row, need: Need) -> str:
+    if not row.dialects & need.dialect:
+        return (Dialect(need.dialect).name or "dialect").lower()
+    lacking = (row.cap_no & need.inferred) | (need.explicit & ~row.cap_yes)
+    if lacking:
+        return ",".join((cap.name or "").lower() for cap in Capability if cap & lacking)
+    return "size"

@@ -1,0 +1,403 @@
+"""One row: everything about (endpoint, served model) that no single request changes.
+
+Owns: reading positions of S and V, memory fit, eviction debt, the correction of priors. Rules: unknown stays None or
+costs the stated amount. Refuses to know requests, other rows and the index.
+"""
+
+import math
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from router_core.ids import Id16, NodeId, NodeName
+from router_core.placement.admission import Gate, squeeze_of
+from router_core.placement.names import parse_model_name
+from router_core.placement.request import Endpoint
+from router_core.policy.placement import PlacementPolicy
+from router_core.profile.estimate import Abilities, abilities
+from router_core.profile.outcome import ProfileKey
+from router_core.profile.priors import Prior, calibration, nominal_bits, prior_of, weight_bytes
+from router_core.profile.profiles import Profiles
+from router_core.record.membership import Liveness
+from router_core.record.state import (
+    EngineFacts,
+    EngineFlag,
+    EngineLoad,
+    EngineState,
+    GpuState,
+    LoadPolicy,
+    ModelFacts,
+    ModelState,
+    ProfileFacts,
+    ResidentModel,
+    Role,
+    Static,
+    Volatile,
+)
+from router_core.view.cluster import NodeView
+
+_MIB = 2**20
+_GIB = 2**30
+_RUNTIME_BYTES = 300 * _MIB
+_WEIGHTS_MARGIN = 1.05
+ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
+
+
+class Row(Struct, frozen=True, gc=False, kw_only=True):
+    """One served model at one endpoint: constants of the filters, the estimates and the factors.
+
+    ``key`` is ``<node_id>/<endpoint>``. ``down`` and ``backup`` say why it is out or only a reserve. Speeds are kept as
+    seconds per token; ``load_s`` is the time until the model could serve (0 if resident), ``reload_s`` that of loading
+    it with another context. ``foreign`` counts requests at the engine that did not come through pairmesh,
+    ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size.
+    """
+
+    key: Endpoint
+    node: Id16
+    node_id: NodeId
+    node_name: NodeName
+    endpoint: str
+    engine: str
+    model: str
+    digest: bytes | None
+    profile_key: ProfileKey
+    names: tuple[str, ...]
+    is_self: bool
+    labels: frozenset[tuple[str, str]]
+    dialects: int
+    cap_no: int
+    cap_yes: int
+    ctx: int | None
+    ctx_most: int | None
+    resident_ctx: int | None
+    params_m: int | None
+    bits: float | None
+    untrusted: bool
+    cloud: bool
+    down: str | None
+    draining: bool
+    backup: str | None
+    resident: bool
+    loading: bool
+    loadable: bool
+    gate: Gate
+    loads: bool
+    squeeze_detail: str | None
+    need_bytes: int
+    room_bytes: float | None
+    taken_ms: int
+    period_ms: int
+    slots: int
+    ceiling: int
+    in_flight: int
+    queued: int
+    foreign: int
+    work_s: float
+    work_mean_s: float
+    k: int
+    prefill_s_per_token: float
+    token_s: float
+    beta: float
+    load_s: float
+    reload_s: float
+    s_speed: float
+    s_gen: float
+    s_load: float
+    success: float
+    pressure: float
+    memory: float
+    switch: float
+
+    @property
+    def label(self) -> str:
+        """``@name/endpoint``: how people see it, and a valid reference in a hint."""
+        return f"@{self.node_name}/{self.endpoint}"
+
+
+class Draft(Struct, kw_only=True):
+    """One row before anything fleet-wide is known about it."""
+
+    node: NodeView
+    static: Static
+    volatile: Volatile
+    position: int
+    engine: EngineFacts
+    model: ModelFacts
+    load: EngineLoad
+    resident: ResidentModel | None
+    key: Endpoint
+    names: tuple[str, ...]
+    group: str
+    profile_key: ProfileKey
+    prior: Prior
+    claim: ProfileFacts | None
+
+
+def drafts_of(node: NodeView, profiles: Profiles) -> Iterable[Draft]:
+    """The rows that ``node`` offers, by the positions of its S and V. Lists of unlike length read as unknown."""
+    static, volatile = node.static, node.volatile
+    if static is None or volatile is None:
+        return
+    aligned = len(volatile.engines) == len(static.engines)
+    residents = {(row.engine, row.model): row for row in volatile.residents} if aligned else {}
+    claims = {} if node.is_self else {(row.engine, row.model): row for row in static.profiles}
+    for position, model in enumerate(static.models):
+        if model.engine >= len(static.engines):
+            continue
+        engine = static.engines[model.engine]
+        asked = [parse_model_name(name) for name in (model.name, *model.aliases)]
+        forms = [name.tagged if engine.kind == "ollama" else name.name for name in asked if name is not None]
+        if asked[0] is None:
+            continue
+        group = model.digest.hex() if model.digest is not None else forms[0]
+        yield Draft(
+            node=node,
+            static=static,
+            volatile=volatile,
+            position=position,
+            engine=engine,
+            model=model,
+            load=volatile.engines[model.engine] if aligned else EngineLoad(),
+            resident=residents.get((model.engine, position)),
+            key=f"{node.node_id}/{engine.name}",
+            names=tuple(dict.fromkeys(forms)),
+            group=group,
+            profile_key=ProfileKey(
+                node=node.id16,
+                endpoint=engine.name,
+                model=group,
+                quant=model.quant,
+                ctx=model.ctx_served or 0,
+                parallel=model.parallel or 0,
+                offload_pct=model.offload_pct,
+            ),
+            prior=prior_of(static, engine, model, profiles.policy),
+            claim=claims.get((model.engine, position)),
+        )
+
+
+class Calibration:
+    """How far priors were off where something was measured, by model, else over all."""
+
+    def __init__(self, drafts: list[Draft], profiles: Profiles) -> None:
+        self._policy = profiles.policy
+        ratios: dict[str, dict[str, list[float]]] = {"prompt": {}, "gen": {}, "load": {}}
+        for draft in drafts:
+            profile = profiles.find(draft.profile_key)
+            if profile is None:
+                continue
+            for kind, told, expected in (
+                ("prompt", profile.prompt.value, draft.prior.prompt),
+                ("gen", profile.gen.value, draft.prior.gen),
+                ("load", profile.loads_s[-1] if profile.loads_s else None, draft.prior.load_s),
+            ):
+                if told is not None:
+                    ratios[kind].setdefault(draft.group, []).append(told / expected)
+        self._by_group = {
+            kind: {group: calibration(found, self._policy) for group, found in groups.items()}
+            for kind, groups in ratios.items()
+        }
+        self._over_all = {
+            kind: calibration((ratio for found in groups.values() for ratio in found), self._policy)
+            for kind, groups in ratios.items()
+        }
+
+    def scaled(self, draft: Draft) -> Prior:
+        """The prior of ``draft``, corrected."""
+        prior = draft.prior
+        return Prior(
+            prompt=prior.prompt * self._scale("prompt", draft.group),
+            gen=prior.gen * self._scale("gen", draft.group),
+            load_s=prior.load_s * self._scale("load", draft.group),
+        )
+
+    def _scale(self, kind: str, group: str) -> float:
+        scale = self._by_group[kind].get(group)
+        if scale is None:
+            scale = self._over_all[kind]
+        return 1.0 if scale is None else scale
+
+
+def row_of(
+    draft: Draft,
+    prior: Prior,
+    work_mean_s: float,
+    others: int,
+    profiles: Profiles,
+    policy: PlacementPolicy,
+    now: int,
+) -> Row:
+    """The row of ``draft``, given its corrected ``prior`` and how many ``others`` are fresh or late."""
+    node, engine, model, load = draft.node, draft.engine, draft.model, draft.load
+    able = abilities(profiles.find(draft.profile_key), prior, draft.claim, now, profiles.policy)
+    remote = bool(engine.flags & EngineFlag.REMOTE_HOST)
+    squeeze = squeeze_of(draft.static, draft.volatile, engine, policy.unknown_factor)
+    state = draft.resident.state if draft.resident is not None else None
+    resident, loading = state == ModelState.RESIDENT, state == ModelState.LOADING
+    need = _need_bytes(model, load)
+    room = None if load.obtainable_mib is None else float(load.obtainable_mib * _MIB)
+    slots = max(1, load.slots or engine.slots or 1)
+    load_s = 0.0 if resident else _load_s(draft, able)
+    caps = _capabilities(engine, model)
+    resident_ctx = draft.resident.ctx if resident and draft.resident is not None else None
+    tuned = remote or resident or loading
+    return Row(
+        key=draft.key,
+        node=node.id16,
+        node_id=node.node_id,
+        node_name=node.name,
+        endpoint=engine.name,
+        engine=engine.kind,
+        model=model.name,
+        digest=model.digest,
+        profile_key=draft.profile_key,
+        names=draft.names,
+        is_self=node.is_self,
+        labels=frozenset((label.key, label.value) for label in engine.labels),
+        dialects=engine.dialects,
+        cap_no=caps[0],
+        cap_yes=caps[1],
+        ctx=resident_ctx or model.ctx_served or model.ctx_max,
+        ctx_most=model.ctx_max,
+        resident_ctx=resident_ctx,
+        params_m=model.params_m,
+        bits=nominal_bits(model.quant),
+        untrusted=not node.is_self and not node.roles & Role.NODE,
+        cloud=bool(engine.flags & EngineFlag.CLOUD),
+        down=_down(node, load, others),
+        draining=node.draining or load.state == EngineState.DRAINING,
+        backup=_backup(node, load),
+        resident=resident,
+        loading=loading,
+        loadable=loading or engine.load_policy == LoadPolicy.ON_DEMAND,
+        gate=squeeze.gate,
+        loads=squeeze.loads,
+        squeeze_detail=squeeze.detail or squeeze.no_loads,
+        need_bytes=0 if remote or need is None else round(need),
+        room_bytes=None if remote or room is None else room + _offload_bytes(draft),
+        taken_ms=node.taken_ms,
+        period_ms=node.period_ms,
+        slots=slots,
+        ceiling=max(1, slots + engine.max_queue),
+        in_flight=load.running if load.running is not None else load.ours,
+        queued=load.queued or 0,
+        foreign=max(0, (load.running or 0) + (load.queued or 0) - load.ours),
+        work_s=load.work_ds / 10.0,
+        work_mean_s=work_mean_s,
+        k=slots if able.beta < 1.0 else 1,
+        prefill_s_per_token=1.0 / able.prompt,
+        token_s=1.0 / able.gen,
+        beta=able.beta,
+        load_s=load_s,
+        reload_s=able.load_s if engine.kind == "ollama" else 0.0,
+        s_speed=able.s_prompt,
+        s_gen=able.s_gen,
+        s_load=able.s_load,
+        success=able.success,
+        pressure=squeeze.score,
+        memory=0.0 if tuned else _memory(draft, need, room, policy),
+        switch=0.0 if tuned else 1.0 - math.exp(-_debt_s(draft, need, able, policy) / policy.debt_scale_s),
+    )
+
+
+def _down(node: NodeView, load: EngineLoad, others: int) -> str | None:
+    if load.state == EngineState.DOWN or load.state == EngineState.STARTING:
+        return "engine"
+    if node.is_self:
+        return None
+    if node.lonely or node.conflict or node.quarantined:
+        return "node"
+    if node.liveness in ALIVE or (node.liveness is Liveness.SUSPECT and not others):
+        return None
+    return node.liveness.value
+
+
+def _backup(node: NodeView, load: EngineLoad) -> str | None:
+    if load.state == EngineState.FAILING:
+        return "failing"
+    return "suspect" if node.liveness is Liveness.SUSPECT and not node.is_self else None
+
+
+def _capabilities(engine: EngineFacts, model: ModelFacts) -> tuple[int, int]:
+    known = engine.cap_known | model.cap_known
+    has = known & (engine.cap_has | ~engine.cap_known) & (model.cap_has | ~model.cap_known)
+    return known & ~has, has
+
+
+def _need_bytes(model: ModelFacts, load: EngineLoad) -> float | None:
+    weights = weight_bytes(model)
+    if weights is None:
+        return None
+    ctx = model.ctx_served or model.ctx_max or 0
+    cache = (model.kv_bytes_per_token or 0) * ctx * (model.parallel or load.slots or 1)
+    return _WEIGHTS_MARGIN * weights + cache + _RUNTIME_BYTES
+
+
+def _offload_bytes(draft: Draft) -> float:
+    if not draft.engine.flags & EngineFlag.ALLOW_OFFLOAD:
+        return 0.0
+    return (draft.volatile.host.ram_available_mib or 0) * float(_MIB)
+
+
+def _memory(draft: Draft, need: float | None, room: float | None, policy: PlacementPolicy) -> float:
+    if need is None or room is None:
+        return policy.unknown_factor
+    gpus = [draft.static.gpus[i] for i in draft.engine.gpus if i < len(draft.static.gpus)]
+    total_mib = sum(gpu.vram_total_mib or 0 for gpu in gpus) or draft.static.host.ram_total_mib
+    scale = max(policy.least_fit_gib * _GIB, 0.05 * total_mib * _MIB)
+    return logistic((need - room) / scale)
+
+
+def logistic(x: float) -> float:
+    """1 / (1 + e^-x), without overflow."""
+    if x < -40.0:
+        return 0.0
+    return 1.0 / (1.0 + math.exp(-x)) if x < 40.0 else 1.0
+
+
+def _load_s(draft: Draft, able: Abilities) -> float:
+    left = draft.resident.load_left_ds if draft.resident is not None else None
+    if left is not None and draft.resident is not None and draft.resident.state == ModelState.LOADING:
+        return left / 10.0
+    return able.load_s
+
+
+def _debt_s(draft: Draft, need: float | None, able: Abilities, policy: PlacementPolicy) -> float:
+    """Seconds of loading that a load here would cause later, by evicting models that will probably be asked for.
+
+    Residents go longest idle first until the need fits into free memory. A model's demand is not told per node, so the
+    chance that it is wanted within the horizon is that of one request per its present idle time.
+    """
+    free = _free_bytes(draft)
+    if need is None or free is None:
+        return 0.0
+    lacking, debt = need - free, 0.0
+    here = [
+        row
+        for row in draft.volatile.residents
+        if row.state == ModelState.RESIDENT and row.engine == draft.model.engine and row.mem_mib
+    ]
+    for row in sorted(here, key=lambda row: -row.idle_s):
+        if lacking <= 0:
+            break
+        size = float((row.mem_mib or 0) * _MIB)
+        lacking -= size
+        wanted = 1.0 - math.exp(-policy.debt_horizon_s / max(1, row.idle_s))
+        debt += wanted * able.load_s * size / need
+    return debt
+
+
+def _free_bytes(draft: Draft) -> float | None:
+    static, volatile = draft.static, draft.volatile
+    if not draft.engine.gpus or len(volatile.gpus) != len(static.gpus):
+        ram = volatile.host.ram_available_mib
+        return None if ram is None else float(ram * _MIB)
+    free = 0.0
+    for index in draft.engine.gpus:
+        if index >= len(volatile.gpus):
+            continue
+        gpu = volatile.gpus[index]
+        if gpu.state == GpuState.ASLEEP or gpu.vram_free_mib is None:
+            return None
+        free += gpu.vram_free_mib * _MIB
+    return free
