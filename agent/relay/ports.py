@@ -12,7 +12,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from agent.relay.dialects.facts import Facts
-from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import Outcome
 from router_core.ids import Id16, NodeId
 from router_core.record.membership import Liveness
@@ -42,7 +41,7 @@ class Routed(Struct, frozen=True, kw_only=True):
 
     ``row`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
     dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
-    target may accept the request for. ``hints`` is the ready value of ``x-pairmesh-hints``, None to omit it.
+    target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint. ``hints`` is the ready value of ``x-pairmesh-hints``, None to omit it.
     """
 
     decision_id: str
@@ -64,6 +63,7 @@ class Routed(Struct, frozen=True, kw_only=True):
     ttft_ms: float
     load_ms: float
     ect_ms: float
+    service_ms: float
     hints: str | None = None
     match: str | None = None
 
@@ -121,6 +121,14 @@ class LocalEndpoint(Protocol):
     def ip(self) -> str: ...
     @property
     def port(self) -> int: ...
+    @property
+    def host(self) -> bytes:
+        """Value of the ``Host`` header for the engine."""
+
+    @property
+    def pass_headers(self) -> frozenset[bytes]:
+        """Names in lower case that the operator passes on besides."""
+
     @property
     def authorization(self) -> str | None:
         """Value of the ``Authorization`` header for the engine, None if it asks for none."""
@@ -208,6 +216,9 @@ class Admission(Protocol):
     def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
         """None to accept, else the cause of refusal (``draining`` ``model_absent`` ``queue_full`` ...)."""
 
+    def service_ms(self, route: RouteHeader, model: str) -> float:
+        """How long the endpoint alone will be busy with it, by this node's own experience."""
+
     def fresh_state(self) -> tuple[bytes, bytes] | None:
         """The node's newest V record as (signed, signature)."""
 
@@ -282,25 +293,3 @@ class Observer(Protocol):
 
     def failed(self, where: str, exc: BaseException) -> None:
         """A fault in the relay's own code; the request it struck was ended."""
-
-
-__all__ = [
-    "AccessLine",
-    "Admission",
-    "Asked",
-    "AttemptReport",
-    "Breakers",
-    "HeardState",
-    "Listing",
-    "LocalEndpoint",
-    "Marks",
-    "Observer",
-    "PeerRoute",
-    "Phase",
-    "Placer",
-    "RouteHeader",
-    "Routed",
-    "Router",
-    "Targets",
-    "Turned",
-]

@@ -28,6 +28,7 @@ class Cause(Enum):
     CONNECT_FAILED = "connect_failed"
     CONNECT_TIMEOUT = "connect_timeout"
     IDENTITY = "identity_mismatch"
+    POOL_FULL = "pool_full"
     NO_CONTINUE = "no_continue"
     EOF = "eof"
     RESET = "reset"
@@ -47,6 +48,9 @@ class Verdict(Enum):
     NEXT = "next"
     NEXT_ONCE = "next_once"
 
+
+OWN = frozenset({Cause.POOL_FULL, Cause.DEADLINE})
+"""Causes that say nothing about the endpoint."""
 
 TIMEOUTS = frozenset({Cause.FIRST_BYTE, Cause.DEADLINE, Cause.IDLE})
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from router_core.exchange import events as ev
-from router_core.exchange.failure import Cause, FailureClass, Verdict, exhausted_code, is_fault, judge
+from router_core.exchange.failure import OWN, Cause, FailureClass, Verdict, exhausted_code, is_fault, judge
 from router_core.policy.exchange import ExchangePolicy
 
 
@@ -276,7 +276,7 @@ class Exchange:
         self._limits = {}
 
     def _end_attempt(self, result: ev.Result, cause: Cause | None) -> ev.EndAttempt:
-        blamed = result in (ev.Result.FAILED, ev.Result.BROKEN) and cause is not None
+        blamed = result in (ev.Result.FAILED, ev.Result.BROKEN) and cause is not None and cause not in OWN
         blamed |= (
             self._status is not None and self._failure is not None and is_fault(self._status, self._failure)
         )
@@ -318,6 +318,7 @@ _TABLE: dict[State, dict[type[ev.Event], Step]] = {
     State.DIALLING: _rows(
         {
             ev.Connected: Exchange._send,
+            ev.IngressRefused: Exchange._turned_back,
             ev.Lost: Exchange._lost,
             ev.NodeGone: Exchange._gone,
             ev.TimePassed: Exchange._time,

@@ -4,8 +4,6 @@ from enum import Enum
 
 from msgspec import Struct
 
-from router_core.record.state import Dialect
-
 
 class Facts(Struct, frozen=True, gc=False, kw_only=True):
     """One request in numbers. ``None`` means not told (or told in a form nobody understands).
@@ -35,6 +33,3 @@ class BodyFault(Enum):
     BAD_REQUEST = "bad_request"
     MODEL_MISSING = "model_missing"
     DUPLICATE_KEY = "duplicate_key"
-
-
-__all__ = ["BodyFault", "Dialect", "Facts"]

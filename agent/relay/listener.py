@@ -1,0 +1,469 @@
+"""One client connection: requests in, one reply at a time out.
+
+Owns: the limits of intake (head and body size, time, pace), keep-alive, pipelining, reply framing, back-pressure
+toward the client. Rules: reading is never paused while a request is in flight, since that is how a disconnect is
+seen; everything due within one turn leaves in one write; a reply that broke is closed without its last chunk.
+Refuses to know routes, dialects and upstreams: a ``Front`` judges heads and starts what answers.
+"""
+
+import asyncio
+from enum import Enum
+from typing import Any, Protocol, cast
+
+from msgspec import Struct
+
+from agent.effects.clock import Clock
+from agent.relay.headers import Dates, Framing, Headers, reply_head
+from agent.relay.intake import BodyReader, HeadReader, Request
+from router_core import limits
+
+_DRAIN_BYTES = 64 * limits.KIB
+_DRAIN_MS = 1_000
+_EMPTY_MS = 2_000
+_PIPELINED = 64 * limits.KIB
+_JOINED = 64 * limits.KIB
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """A whole reply made here. ``keep`` False closes after it."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    code: str | None = None
+    keep: bool = True
+
+
+class Work(Protocol):
+    """What answers one request; the connection tells it about the client."""
+
+    def client_gone(self) -> None: ...
+
+    def client_stalled(self) -> None: ...
+
+    def pause(self) -> None:
+        """The client reads too slowly: take no more from upstream."""
+
+    def resume(self) -> None: ...
+
+
+class Front(Protocol):
+    """What stands behind one listener."""
+
+    def opened(self, connection: "ServerConnection") -> Answer | None:
+        """A connection was made; None to serve it."""
+
+    def closed(self, connection: "ServerConnection") -> None: ...
+
+    def judge(self, connection: "ServerConnection", request: Request) -> Answer | None:
+        """The head is there, the body is not. None to read on."""
+
+    def serve(
+        self, connection: "ServerConnection", request: Request, body: bytes | bytearray
+    ) -> Answer | Work:
+        """The request is complete."""
+
+    def fault(self, connection: "ServerConnection", request: Request | None, code: str) -> Answer:
+        """The reply to a request that broke a limit or the protocol; the connection ends with it."""
+
+    def answered(self, connection: "ServerConnection", request: Request | None, answer: Answer) -> None:
+        """An ``Answer`` was written."""
+
+
+class Buffered:
+    """Bytes of all request bodies in memory, shared by the listeners. ``take`` says no at the ceiling."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int = limits.BODIES_BUFFERED) -> None:
+        self.held = 0
+        self.limit = limit
+
+    def take(self, size: int) -> bool:
+        if self.held + size > self.limit:
+            return False
+        self.held += size
+        return True
+
+    def give(self, size: int) -> None:
+        self.held -= size
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    WAIT = "wait"
+    REPLY = "reply"
+    EMPTY = "empty"
+    DRAIN = "drain"
+    CLOSED = "closed"
+
+
+class ServerConnection(asyncio.Protocol):
+    """See the module. Who accepts connections calls ``tick`` about once a second."""
+
+    def __init__(self, front: Front, clock: Clock, dates: Dates, buffered: Buffered) -> None:
+        self._front = front
+        self._clock = clock
+        self._dates = dates
+        self._buffered = buffered
+        self._phase = Phase.CLOSED
+        self._transport: asyncio.Transport
+        self._head: HeadReader | None = None
+        self._request: Request | None = None
+        self._body: BodyReader | None = None
+        self._body_since = 0
+        self._held = 0
+        self._work: Work | None = None
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._out: list[bytes] = []
+        self._chunked = False
+        self._drained = 0
+        self._stalled_at: tuple[int, int] | None = None
+        self._closing = False
+        self.deadline: int | None = None
+        self.bytes_out = 0
+        self.client: Any = None
+        """What the front knows of the caller; set by ``opened``."""
+
+    # --- transport callbacks ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(limits.WRITE_HIGH, limits.WRITE_LOW)
+        self._idle()
+        refusal = self._front.opened(self)
+        if refusal is not None:
+            self._answer(refusal, keep=False)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._phase = Phase.CLOSED
+        self._stalled_at = None
+        self._leave()
+        self._front.closed(self)
+
+    def eof_received(self) -> bool:
+        self._leave()
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase in (Phase.IDLE, Phase.HEAD):
+            self._read_head(data)
+        elif phase is Phase.BODY:
+            self._read_body(data)
+        elif phase in (Phase.WAIT, Phase.REPLY):
+            self._keep_for_later(data)
+        elif phase is Phase.EMPTY:
+            self._read_empty(data)
+        elif phase is Phase.DRAIN:
+            self._drained += len(data)
+            if self._drained > _DRAIN_BYTES:
+                self.abort()
+
+    def pause_writing(self) -> None:
+        self._stalled_at = self._clock.boot_ms(), self._transport.get_write_buffer_size()
+        if self._work is not None:
+            self._work.pause()
+
+    def resume_writing(self) -> None:
+        self._stalled_at = None
+        if self._work is not None:
+            self._work.resume()
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def _read_head(self, data: bytes) -> None:
+        if self._phase is Phase.IDLE:
+            self._phase = Phase.HEAD
+            self._head = HeadReader()
+            self.deadline = self._clock.boot_ms() + limits.REQUEST_HEAD_TIME
+        assert self._head is not None
+        read = self._head.feed(data)
+        if read is None:
+            return
+        request, end = read
+        self._head = None
+        if isinstance(request, str):
+            self._refuse(self._front.fault(self, None, request))
+            return
+        request.accepted_ms = self._clock.boot_ms()
+        self._request = request
+        self.bytes_out = 0
+        refusal = self._front.judge(self, request)
+        if refusal is None and request.length > limits.REQUEST_BODY:
+            refusal = self._front.fault(self, request, "body_too_large")
+        if refusal is None and not self._take(request.length):
+            refusal = self._front.fault(self, request, "overloaded")
+        if refusal is not None:
+            self._turn_down(refusal, request, data[end:])
+            return
+        if not request.has_body:
+            self._complete(request, b"", data[end:])
+            return
+        self._body = BodyReader(request)
+        self._body_since = request.accepted_ms
+        self._phase = Phase.BODY
+        self.deadline = self._body_since + limits.BODY_PACE_GRACE
+        if end < len(data):
+            self._read_body(data[end:])
+        elif request.expects:
+            self._transport.write(_CONTINUE)
+
+    def _read_body(self, data: bytes) -> None:
+        reader, request = self._body, self._request
+        assert reader is not None
+        assert request is not None
+        before = reader.received
+        verdict, rest = reader.feed(data)
+        if request.chunked and not self._take(reader.received - before):
+            verdict = "overloaded"
+        if verdict is False:
+            return
+        self._body = None
+        if verdict == "surplus":
+            request.close = True
+        elif verdict is not True:
+            self._refuse(self._front.fault(self, request, verdict))
+            return
+        self._complete(request, reader.body, rest)
+
+    def _complete(self, request: Request, body: bytes | bytearray, rest: bytes) -> None:
+        self._phase = Phase.WAIT
+        self.deadline = None
+        self._keep_for_later(rest)
+        served = self._front.serve(self, request, body)
+        if isinstance(served, Answer):
+            self._front.answered(self, request, served)
+            self._answer(served, keep=served.keep)
+        elif self._phase in (Phase.WAIT, Phase.REPLY) and self._request is request:
+            self._work = served
+
+    def _turn_down(self, refusal: Answer, request: Request, rest: bytes) -> None:
+        """Refuse before the body. A peer that waits for ``100`` sends an empty body and may go on."""
+        self._front.answered(self, request, refusal)
+        if refusal.keep and not request.has_body:
+            self._phase = Phase.WAIT
+            self._keep_for_later(rest)
+            self._answer(refusal, keep=True)
+        elif refusal.keep and request.expects and request.chunked:
+            self._phase = Phase.EMPTY
+            self.deadline = self._clock.boot_ms() + _EMPTY_MS
+            self._write_answer(refusal, close=False)
+            if rest:
+                self._read_empty(rest)
+        else:
+            self._drained = len(rest)
+            self._answer(refusal, keep=False)
+
+    def _read_empty(self, data: bytes) -> None:
+        """The last chunk of a body that was refused; a peer sends it in one piece, whatever follows it."""
+        self._keep_for_later(data)
+        seen = b"".join(self._pending)
+        if not seen.startswith(_LAST_CHUNK):
+            if not _LAST_CHUNK.startswith(seen):
+                self.abort()
+            return
+        self._pending, self._pending_size = [], 0
+        self._keep_for_later(seen[len(_LAST_CHUNK) :])
+        self._next()
+
+    def _keep_for_later(self, data: bytes) -> None:
+        if data:
+            self._pending.append(data)
+            self._pending_size += len(data)
+            if self._pending_size > _PIPELINED:
+                self.abort()
+
+    def _refuse(self, answer: Answer) -> None:
+        self._front.answered(self, self._request, answer)
+        self._answer(answer, keep=False)
+
+    def _take(self, size: int) -> bool:
+        if size and not self._buffered.take(size):
+            return False
+        self._held += size
+        return True
+
+    def release_body(self) -> None:
+        """The body is not needed any more: its memory counts no longer."""
+        self._buffered.give(self._held)
+        self._held = 0
+
+    # --- replying --------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_in(self) -> int:
+        """Body bytes of the current request."""
+        request = self._request
+        return self._held if request is None or not request.length else request.length
+
+    def reply(self, answer: Answer) -> None:
+        """End the current request with a whole reply."""
+        self._answer(answer, keep=answer.keep)
+
+    def begin(self, status: int, headers: Headers, length: int | None) -> None:
+        """Start a passed-on reply; ``length`` None frames it by chunks, or by closing toward HTTP/1.0."""
+        request = self._request
+        assert request is not None
+        self._phase = Phase.REPLY
+        self._chunked = length is None and request.http11
+        framing = Framing(length, self._chunked)
+        close = request.close or self._closing
+        self._out.append(reply_head(status, self._date(), headers, framing, close=close))
+
+    def push(self, data: bytes) -> None:
+        """Body bytes of the reply."""
+        if self._chunked:
+            self._out += (b"%x\r\n" % len(data), data, b"\r\n")
+        else:
+            self._out.append(data)
+        self.bytes_out += len(data)
+
+    def flush(self) -> None:
+        """Write what was begun and pushed, at once."""
+        out, self._out = self._out, []
+        if not out or self._phase is Phase.CLOSED:
+            return
+        if sum(map(len, out)) <= _JOINED:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+
+    def end(self) -> None:
+        """The reply is complete: on to the next request, or close."""
+        if self._chunked:
+            self._out.append(_LAST_CHUNK)
+        self.flush()
+        self._after(keep=True)
+
+    def cut(self, last: bytes) -> None:
+        """The reply broke: write ``last`` if it can still be told, then close without a clean end."""
+        if last and self._phase is Phase.REPLY:
+            self.push(last)
+        self.flush()
+        self._after(keep=False)
+
+    def abort(self) -> None:
+        """Drop the connection; nothing more is written."""
+        if self._phase is not Phase.CLOSED:
+            self._phase = Phase.CLOSED
+            self._leave()
+            self._transport.abort()
+
+    def close_when_idle(self) -> None:
+        """No further request on this connection."""
+        self._closing = True
+        if self._phase is Phase.IDLE:
+            self._shut()
+
+    def peer_certificate(self) -> bytes | None:
+        """DER of the caller's certificate on a TLS listener."""
+        tls = self._transport.get_extra_info("ssl_object")
+        return None if tls is None else tls.getpeercert(binary_form=True)
+
+    def peer_ip(self) -> str | None:
+        name = self._transport.get_extra_info("peername")
+        return name[0] if name else None
+
+    def tick(self, now: int) -> None:
+        """Called about once a second: enforce what is late."""
+        if self._stalled_at is not None:
+            self._check_stall(now, *self._stalled_at)
+        phase = self._phase
+        if phase is Phase.BODY and self._body is not None:
+            elapsed = now - self._body_since
+            late = elapsed > limits.BODY_PACE_GRACE
+            if late and self._body.received * 1000 < limits.BODY_PACE_PER_S * elapsed:
+                self._body = None
+                self._refuse(self._front.fault(self, self._request, "body_timeout"))
+        elif self.deadline is not None and now >= self.deadline:
+            if phase is Phase.HEAD:
+                self._head = None
+                self._refuse(self._front.fault(self, None, "head_timeout"))
+            elif phase is Phase.EMPTY:
+                self.abort()
+            elif phase in (Phase.IDLE, Phase.DRAIN):
+                self._shut()
+
+    def _check_stall(self, now: int, since: int, size: int) -> None:
+        left = self._transport.get_write_buffer_size()
+        if left < size:
+            self._stalled_at = now, left
+        elif now - since >= limits.WRITE_STALL:
+            self._stalled_at = None
+            if self._work is not None:
+                work, self._work = self._work, None
+                work.client_stalled()
+            self.abort()
+
+    def _date(self) -> bytes:
+        return self._dates.at(self._clock.wall_ms())
+
+    def _write_answer(self, answer: Answer, *, close: bool) -> None:
+        bodyless = answer.status == 204
+        framing = Framing() if bodyless else Framing(len(answer.body))
+        head = reply_head(answer.status, self._date(), answer.headers, framing, close=close)
+        silent = bodyless or (self._request is not None and self._request.method == b"HEAD")
+        self.bytes_out = 0 if silent else len(answer.body)
+        self._transport.write(head if silent else head + answer.body)
+
+    def _answer(self, answer: Answer, *, keep: bool) -> None:
+        if self._phase is Phase.CLOSED:
+            return
+        request = self._request
+        close = not keep or self._closing or (request is not None and request.close)
+        self._write_answer(answer, close=close)
+        self._after(keep=not close)
+
+    def _after(self, *, keep: bool) -> None:
+        """A reply has been written."""
+        unread = self._phase in (Phase.HEAD, Phase.BODY) or self._phase is Phase.IDLE
+        request = self._request
+        self._work = None
+        self.release_body()
+        self._chunked = False
+        if self._phase is Phase.CLOSED:
+            return
+        if keep and not self._closing and request is not None and not request.close:
+            self._next()
+        elif unread:
+            self._phase = Phase.DRAIN
+            self.deadline = self._clock.boot_ms() + _DRAIN_MS
+        else:
+            self._shut()
+
+    def _next(self) -> None:
+        self._request = None
+        if self._pending:
+            self._phase = Phase.WAIT
+            asyncio.get_running_loop().call_soon(self._take_up)
+        else:
+            self._idle()
+
+    def _take_up(self) -> None:
+        """Go on with bytes that came while the last request was in flight."""
+        if self._phase is Phase.WAIT and self._request is None:
+            data = b"".join(self._pending)
+            self._pending, self._pending_size = [], 0
+            self._phase = Phase.IDLE
+            self._read_head(data)
+
+    def _idle(self) -> None:
+        self._phase = Phase.IDLE
+        self.deadline = self._clock.boot_ms() + limits.KEEP_ALIVE_IDLE
+
+    def _shut(self) -> None:
+        self._phase = Phase.CLOSED
+        self._transport.close()
+
+    def _leave(self) -> None:
+        """The client is gone, or we are leaving it."""
+        self.release_body()
+        if self._work is not None:
+            work, self._work = self._work, None
+            work.client_gone()

@@ -1,0 +1,55 @@
+"""A request body with what was read of it, and the bytes that each target is sent."""
+
+from collections.abc import Callable
+
+from agent.relay import spans
+from agent.relay.dialects.facts import BodyFault, Facts
+from router_core.record.state import Dialect
+
+ReadFacts = Callable[[Dialect, bytes | bytearray], Facts | BodyFault]
+
+
+class Parcel:
+    """One body. It is sent as it came unless the model's name must change or a ``pairmesh`` member is cut."""
+
+    __slots__ = ("_member", "_model_at", "body", "facts")
+
+    def __init__(self, body: bytes | bytearray, facts: Facts) -> None:
+        self.body = body
+        self.facts = facts
+        self._model_at: spans.Span | None = None
+        self._member: spans.Span | None = None
+
+    @classmethod
+    def read(cls, facts_of: ReadFacts, dialect: Dialect, body: bytes | bytearray) -> "Parcel | BodyFault":
+        """Read ``body``; a fault if it is ours to refuse."""
+        facts = facts_of(dialect, body)
+        if isinstance(facts, BodyFault):
+            return facts
+        parcel = cls(body, facts)
+        if facts.hints is not None or spans.suspicious(body):
+            fault = parcel._locate()
+            if fault is not None:
+                return fault
+        return parcel
+
+    def as_model(self, name: str) -> bytes | bytearray:
+        """The body for a target that calls the model ``name``."""
+        renamed = name if name != self.facts.model else None
+        if renamed is None and self._member is None:
+            return self.body
+        if self._model_at is None:
+            self._locate()
+        assert self._model_at is not None
+        return spans.rewrite(self.body, self._model_at, self._member, renamed)
+
+    def drop(self) -> None:
+        """The body will not be sent again."""
+        self.body = b""
+
+    def _locate(self) -> BodyFault | None:
+        found = spans.find(self.body)
+        if isinstance(found, BodyFault):
+            return found
+        self._model_at, self._member = found
+        return None

@@ -1,0 +1,82 @@
+"""``x-pairmesh-route`` and ``x-pairmesh-state``: what a router tells a peer's ingress, and what it hears back."""
+
+import base64
+import binascii
+import re
+
+from agent.relay.ports import Routed, RouteHeader
+from router_core import limits
+
+_CLASSES = {"interactive": "i", "batch": "b", "background": "g"}
+_CLASS_OF = {short: name for name, short in _CLASSES.items()}
+_ROUTE = re.compile(
+    r"v=1;d=([A-Za-z2-7]{1,32});a=(\d{1,2});e=([a-z0-9][a-z0-9-]{0,31});i=(\d{1,10});s=(\d{1,10});p=(\d{1,9});"
+    r"o=(\d{1,9});c=([ibg]);w=(\d{1,9});t=(\d{1,9});r=([01])"
+)
+_SIGNATURE = 64
+_U32 = 2**32
+
+
+def route_of(routed: Routed, attempt: int) -> RouteHeader:
+    """What a decision tells the node that is to serve it."""
+    return RouteHeader(
+        decision_id=routed.decision_id,
+        attempt=attempt,
+        endpoint=routed.endpoint,
+        inst=routed.inst,
+        seq=routed.route_seq,
+        prompt_tokens=routed.prompt_tokens,
+        output_tokens=routed.output_tokens,
+        request_class=routed.request_class,
+        wait_ms=routed.wait_ms,
+        left_ms=routed.left_ms,
+        resident=routed.resident,
+    )
+
+
+def format_route(route: RouteHeader) -> str:
+    """The header's value."""
+    return (
+        f"v=1;d={route.decision_id};a={route.attempt};e={route.endpoint};i={route.inst};s={route.seq};"
+        f"p={route.prompt_tokens};o={route.output_tokens};c={_CLASSES[route.request_class]};"
+        f"w={route.wait_ms};t={route.left_ms};r={int(route.resident)}"
+    )
+
+
+def parse_route(text: str) -> RouteHeader | None:
+    """The route of a header's value, None if it is not one."""
+    told = _ROUTE.fullmatch(text)
+    if told is None:
+        return None
+    inst, seq = int(told[4]), int(told[5])
+    if inst >= _U32 or seq >= _U32:
+        return None
+    return RouteHeader(
+        decision_id=told[1],
+        attempt=int(told[2]),
+        endpoint=told[3],
+        inst=inst,
+        seq=seq,
+        prompt_tokens=int(told[6]),
+        output_tokens=int(told[7]),
+        request_class=_CLASS_OF[told[8]],
+        wait_ms=int(told[9]),
+        left_ms=int(told[10]),
+        resident=told[11] == "1",
+    )
+
+
+def encode_state(signed: bytes, signature: bytes) -> bytes:
+    """A signed record as a header value: base64url of the signature and what it signs."""
+    return base64.urlsafe_b64encode(signature + signed).rstrip(b"=")
+
+
+def decode_state(value: bytes) -> tuple[bytes, bytes] | None:
+    """(signed, signature) of a header value, None if it is none or too long. Nothing is verified here."""
+    if len(value) > limits.ROUTE_STATE_HEADER:
+        return None
+    try:
+        raw = base64.urlsafe_b64decode(value + b"=" * (-len(value) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return (raw[_SIGNATURE:], raw[:_SIGNATURE]) if len(raw) > _SIGNATURE else None

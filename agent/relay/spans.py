@@ -1,0 +1,96 @@
+"""The at most two spans of a body that the relay may change: the ``model`` value and the ``pairmesh`` member.
+
+One linear scan over the top level of a JSON object that a real parser has already accepted; strings and nested
+values are skipped whole. All other bytes stay as they are. Refuses to know what the values mean.
+"""
+
+import re
+
+import msgspec
+
+from agent.relay.dialects.facts import BodyFault
+
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]', re.DOTALL)
+_WHITE = b" \t\r\n"
+_ESCAPED_LETTER = b"\\u006"
+"""Every letter of "model" escapes to this prefix, so a second spelling of the key cannot hide."""
+
+Span = tuple[int, int]
+
+
+def suspicious(body: bytes | bytearray) -> bool:
+    """True if the top level may hold ``model`` other than exactly once in plain spelling."""
+    return body.count(b'"model"') != 1 or _ESCAPED_LETTER in body
+
+
+def find(body: bytes | bytearray) -> tuple[Span, Span | None] | BodyFault:
+    """The span of the ``model`` value and of the ``pairmesh`` member with one adjoining comma.
+
+    A fault if either key stands twice at the top level, or ``model`` not at all.
+    """
+    model: Span | None = None
+    member: Span | None = None
+    depth = 0
+    key: bytes | None = None
+    key_at = value_at = 0
+    comma_at: int | None = None
+    for token in _TOKEN.finditer(body):
+        first = body[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+        if depth > 1 or (depth == 1 and first in b"{}]["):
+            continue
+        if first == 0x22:
+            if key is None:
+                key, key_at = _plain(token.group()), token.start()
+        elif first == 0x3A:
+            value_at = token.end()
+        elif first in b",}":
+            if key == b"model":
+                if model is not None:
+                    return BodyFault.DUPLICATE_KEY
+                model = _trim(body, value_at, token.start())
+            elif key == b"pairmesh":
+                if member is not None:
+                    return BodyFault.DUPLICATE_KEY
+                if first == 0x2C:
+                    member = key_at, token.end()
+                else:
+                    member = key_at if comma_at is None else comma_at, token.start()
+            key = None
+            comma_at = token.start()
+    return BodyFault.MODEL_MISSING if model is None else (model, member)
+
+
+def rewrite(body: bytes | bytearray, model_at: Span, member_at: Span | None, model: str | None) -> bytes:
+    """``body`` with the member cut out and, unless ``model`` is None, the model's value replaced."""
+    changes: list[tuple[Span, bytes]] = []
+    if model is not None:
+        changes.append((model_at, msgspec.json.encode(model)))
+    if member_at is not None:
+        changes.append((member_at, b""))
+    changes.sort()
+    view = memoryview(body)
+    parts: list[bytes | memoryview] = []
+    done = 0
+    for (start, end), new in changes:
+        parts += (view[done:start], new)
+        done = end
+    parts.append(view[done:])
+    return b"".join(parts)
+
+
+def _plain(quoted: bytes) -> bytes:
+    if b"\\" not in quoted:
+        return quoted[1:-1]
+    return msgspec.json.decode(quoted, type=str).encode("utf-8", "surrogatepass")
+
+
+def _trim(body: bytes | bytearray, start: int, end: int) -> Span:
+    while start < end and body[start] in _WHITE:
+        start += 1
+    while end > start and body[end - 1] in _WHITE:
+        end -= 1
+    return start, end
