@@ -15,7 +15,7 @@ from agent.identity.certificate import check_cert
 from router_core import limits
 from router_core.errors import RemoteFault
 from router_core.ids import Id32, MeshId, NodeId, NodeName, node_id_of, parse_node_name
-from router_core.record.state import U32, Address, Port
+from router_core.record.state import U32_MAX, Address, Port
 from router_core.trust.certificate import CertFault
 from router_core.trust.mesh_choice import MeshClaim
 
@@ -52,7 +52,7 @@ class _Text(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     mesh_id: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
     paired: bool
-    admission: Annotated[U32, Meta(ge=1)]
+    admission: Annotated[int, Meta(ge=1, le=U32_MAX)]
     addresses: Annotated[list[_AddressText], Meta(max_length=limits.ADDRESSES)]
     certificate: bytes
 
