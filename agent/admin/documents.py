@@ -29,7 +29,8 @@ Number = TypeVar("Number", int, float)
 
 
 class LinkDoc(Struct, frozen=True, kw_only=True):
-    """This node's own link to a member. ``state`` is the mesh's word for it, ``fault`` why it is not up."""
+    """This node's own link to a member. ``state`` is the mesh's word for it; ``fault`` says why it is not up, as the
+    end of the last dial (``lost``, ``refused`` ...) or the reason of the last BYE (``wrong_mesh`` ...)."""
 
     state: str
     rtt_ms: float | None = None
@@ -99,6 +100,17 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     addresses: dict[str, str]
     faults: tuple[str, ...] = ()
+
+
+class RosterDoc(Struct, frozen=True, kw_only=True):
+    """One member as the roster has it, removed ones included."""
+
+    id: str
+    short_id: str
+    name: str
+    roles: tuple[str, ...]
+    admission: int
+    removed: bool
 
 
 class StatusDoc(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,113 @@
+"""Talks to the daemon over ``admin.sock``, found by the same rule as the daemon's folders."""
+
+import socket
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from agent.store.folders import Folders
+
+TIMEOUT_S: Final = 10.0
+ANSWER_MOST: Final = 64 * 1024 * 1024
+T = TypeVar("T")
+
+
+class Unreachable(Exception):
+    """No daemon answers; the message says which socket was tried and what to do."""
+
+
+class Refused(Exception):
+    """The daemon said no: HTTP ``status``, ``code`` for programs, ``detail`` for people."""
+
+    def __init__(self, status: int, code: str, detail: str = "") -> None:
+        super().__init__(f"{detail} ({code})" if detail else code)
+        self.status = status
+        self.code = code
+        self.detail = detail
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(str(self._path))
+
+
+class DaemonClient:
+    """One request per call. Every call raises ``Unreachable`` or ``Refused``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def here(cls) -> "DaemonClient":
+        """The client of the daemon that this environment's folders name."""
+        return cls(Folders.from_env().admin_socket)
+
+    def read(self, path: str) -> bytes:
+        """The body of a document."""
+        return self._ask("GET", path, None)
+
+    def get(self, path: str, kind: type[T]) -> T:
+        """A document as ``kind``; unknown fields of a newer daemon are ignored."""
+        return msgspec.json.decode(self.read(path), type=kind)
+
+    def do(self, verb: str, **arguments: object) -> dict[str, Any]:
+        """Have ``verb`` done; its answer."""
+        body = msgspec.json.encode(arguments)
+        return msgspec.json.decode(self._ask("POST", f"/v1/do/{quote(verb)}", body), type=dict[str, Any])
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
+        connection = _UnixConnection(self.path)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            reply = connection.getresponse()
+            answer = reply.read(ANSWER_MOST)
+        except (OSError, HTTPException) as exc:
+            raise Unreachable(_advice(self.path, exc)) from exc
+        finally:
+            connection.close()
+        if reply.status == 403:
+            raise Unreachable(_advice(self.path, PermissionError()))
+        if reply.status != 200:
+            raise _refusal(reply.status, answer)
+        return answer
+
+
+class _Said(msgspec.Struct):
+    error: str = "refused"
+    detail: str = ""
+
+
+def _refusal(status: int, answer: bytes) -> Refused:
+    try:
+        said = msgspec.json.decode(answer, type=_Said)
+    except msgspec.DecodeError:
+        said = _Said()
+    return Refused(status, said.error, said.detail)
+
+
+def _advice(path: Path, exc: Exception) -> str:
+    match exc:
+        case PermissionError():
+            return f"may not use {path}: run this as root, as the daemon's user, or as a member of the group pairmesh"
+        case FileNotFoundError():
+            return (
+                f"no daemon: there is no {path}. Start one with 'pairmesh run', or, if it runs with other folders, "
+                "set STATE_DIRECTORY and RUNTIME_DIRECTORY as it has them"
+            )
+        case ConnectionRefusedError():
+            return (
+                f"no daemon: nobody listens on {path} any more. Start it with 'pairmesh run' and read its log"
+            )
+        case TimeoutError():
+            return f"the daemon on {path} did not answer within {TIMEOUT_S:.0f} s: read its log"
+        case _:
+            return f"the daemon on {path} broke off ({type(exc).__name__}): read its log"

@@ -1,0 +1,116 @@
+"""``pairmesh doctor``: looks at everything that commonly is not as it should be. Changes nothing."""
+
+import os
+import socket
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.admin.documents import StatusDoc
+from agent.cli import findings
+from agent.cli.columns import columns
+from agent.cli.config import faults_of
+from agent.cli.daemon_client import DaemonClient, Refused, Unreachable
+from agent.cli.exits import Exit
+from agent.cli.findings import Finding, FolderFacts, Health
+from agent.cli.floors import installed, unmet
+from agent.settings.load import Settings, load
+from agent.store.folders import SOCKET_PATH_MOST, Folders
+
+CONNECT_S: Final = 1.0
+
+
+def declare(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Look at folders, settings, versions, clock, the daemon, its ports, engines and members, and say what to do\n"
+        "about what is not as it should be. Changes nothing. Exit status 1 if something is bad."
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: Namespace) -> int:
+    found = list(examine(Folders.from_env()))
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        print("\n".join(columns([(finding.health.value, finding.about, finding.said) for finding in found])))
+    return Exit.FAILED if any(finding.health is Health.BAD for finding in found) else Exit.OK
+
+
+def examine(folders: Folders) -> Iterator[Finding]:
+    """Every finding about the daemon that ``folders`` names, whether it runs or not."""
+    yield from findings.floors(unmet(installed()))
+    yield from findings.folders(folder_facts(folders), _daemon_uid(folders))
+    if len(os.fsencode(folders.admin_socket)) > SOCKET_PATH_MOST:
+        yield findings.bad("folders", f"{folders.admin_socket} is longer than {SOCKET_PATH_MOST} bytes")
+    yield from findings.settings(faults_of(folders), str(folders.config))
+    status: StatusDoc | None = None
+    try:
+        status = DaemonClient(folders.admin_socket).get("/v1/status", StatusDoc)
+    except (Unreachable, Refused, msgspec.DecodeError) as exc:
+        yield findings.bad("daemon", str(exc))
+    yield from findings.clock(time.time_ns() // 1_000_000, None if status is None else status.at_ms)
+    where = _configured(folders) if status is None else status.own.addresses
+    yield from findings.ports(
+        {f"{name} {at}": _accepts(at) for name, at in where.items()}, status is not None
+    )
+    if status is None:
+        yield Finding(health=Health.SKIPPED, about="engines", said="only a running daemon knows")
+        yield Finding(health=Health.SKIPPED, about="members", said="only a running daemon knows")
+    else:
+        yield from findings.own_node(status)
+        yield from findings.members(status)
+
+
+def folder_facts(folders: Folders) -> Iterator[FolderFacts]:
+    """Modes and owners of the folders and of the key."""
+    yield _facts("folders", folders.state, 0o077)
+    yield _facts("folders", folders.runtime, 0o027)
+    yield _facts("folders", folders.config, 0o002, owned=False)
+    yield _facts("identity", folders.state / "identity" / "key.pem", 0o077)
+
+
+def _facts(about: str, path: Path, forbidden: int, *, owned: bool = True) -> FolderFacts:
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return FolderFacts(about=about, path=str(path), mode=None, uid=None, forbidden=forbidden, owned=owned)
+    return FolderFacts(
+        about=about, path=str(path), mode=found.st_mode, uid=found.st_uid, forbidden=forbidden, owned=owned
+    )
+
+
+def _daemon_uid(folders: Folders) -> int:
+    """Whoever owns the state folder runs the daemon; this user if there is none yet."""
+    try:
+        return folders.state.stat().st_uid
+    except OSError:
+        return os.geteuid()
+
+
+def _configured(folders: Folders) -> Mapping[str, str]:
+    settings = load(folders.config, host_name=socket.gethostname())
+    if not isinstance(settings, Settings):
+        return {}
+    return {
+        "api": str(settings.api.listen),
+        "mesh": str(settings.mesh.listen),
+        "ingress": str(settings.ingress),
+        "admin": str(settings.admin),
+    }
+
+
+def _accepts(where: str) -> bool:
+    """Whether something accepts TCP connections at ``HOST:PORT``; an unspecified host is tried on loopback."""
+    host, _, port = where.rpartition(":")
+    host = host.strip("[]")
+    target = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        with socket.create_connection((target, int(port)), timeout=CONNECT_S):
+            return True
+    except (OSError, ValueError):
+        return False

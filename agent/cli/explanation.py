@@ -1,0 +1,248 @@
+"""A decision in words: what was chosen and why, what nearly was, who was left out, and how it went. Pure.
+
+Every sentence is drawn from the record that routed; nothing is computed anew. The words of each code stand in one
+table, and a code without words is shown as it is.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from agent.cli.columns import columns, count, printable, seconds
+from router_core.placement.reasons import Action, HintOutcome, Reason
+from router_core.placement.record import Alternative, Candidate, DecisionRecord, Ending, Estimate, Excluded
+from router_core.placement.request import HintNote
+
+EXCLUSIONS: Final = {
+    Reason.UNTRUSTED: "is not a member that may serve",
+    Reason.LOCALITY: "is further away than the request may go",
+    Reason.NOT_IN_SUBSET: "does not meet what the request demanded",
+    Reason.UNREACHABLE: "is not reachable, or its engine is not running",
+    Reason.BREAKER_OPEN: "failed lately and is being left alone for a while",
+    Reason.DRAINING: "is draining and takes no new work",
+    Reason.MODEL_ABSENT: "does not have the model ready and may not load it",
+    Reason.CAPABILITY: "cannot do what the request needs",
+    Reason.CONTEXT_TOO_SMALL: "has too small a context for it",
+    Reason.DOES_NOT_FIT: "has not enough free memory to load the model",
+    Reason.PRESSURE: "is under pressure",
+    Reason.QUEUE_FULL: "has no free slot and no room to wait",
+    Reason.DEADLINE: "could not have started before the deadline",
+    Reason.TRIED: "failed this very request before",
+    Reason.REFUSED: "declined this very request before",
+}
+CHOICES: Final = {
+    Reason.NATIVE: "it costs least by its estimates",
+    Reason.HINT: "the request preferred it; without that another would have won",
+    Reason.SESSION: "it holds this session's prompt; without that another would have won",
+    Reason.DEGRADED: "nothing better was left",
+}
+REFUSALS: Final = {
+    Reason.HINT_MALFORMED: "a hint that narrows the choice could not be understood",
+    Reason.MODEL_NAME_INVALID: "the model's name is not a valid one",
+}
+AGAINST: Final = {
+    "slo": "slower or less certain to answer in time",
+    "memory": "tight on memory",
+    "switch": "loading there would push out other models in use",
+    "pressure": "under more pressure",
+    "speed": "slower overall",
+    "adj": "no bonus from hint or session, or a looser match",
+    "draw": "as good: the draw went the other way",
+}
+OUTS: Final = {
+    "veto": "set aside: one factor is as bad as can be",
+    "cold": "set aside: a warm one is as good",
+    "backup": "kept back: its picture is too old to rank by",
+}
+HINTS: Final = {
+    HintOutcome.HONOURED: "honoured",
+    HintOutcome.OUTSCORED: "considered, but another was better by more than the bonus",
+    HintOutcome.EXCLUDED: "not possible",
+    HintOutcome.IGNORED_UNKNOWN: "ignored: nothing of that name is known",
+    HintOutcome.IGNORED_UNAUTHORISED: "ignored: this caller may not say that",
+    HintOutcome.IGNORED_MALFORMED: "ignored: could not be understood",
+    HintOutcome.CLAMPED: "taken, down to what is allowed",
+}
+SHOWN_EXCLUDED: Final = 16
+AS_PREDICTED: Final = 0.05
+
+
+def explain(record: DecisionRecord) -> str:
+    """``record`` as text that ends with a newline."""
+    blocks = [
+        [f"decision {record.id} for request {record.request_id}", _asked(record)],
+        list(_chosen(record)),
+        list(_nearly(record)),
+        list(_left_out(record)),
+        [f"hint {_hint(note)}" for note in record.hints],
+        list(_attempts(record)),
+        list(_ended(record)),
+    ]
+    lines = [line for block in blocks if block for line in ("", *block)][1:]
+    return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def _asked(record: DecisionRecord) -> str:
+    req = record.req
+    parts = [f"about {count(req.prompt_tokens, 'prompt token')}", f"{req.output_tokens:,} expected back"]
+    if req.images:
+        parts.append(count(req.images, "image"))
+    if req.requires:
+        parts.append("needs " + ", ".join(req.requires))
+    if req.session is not None:
+        parts.append("part of a session")
+    named = req.model_asked
+    if req.model_resolved not in (req.model_asked, ""):
+        named += f", that is {req.model_resolved}"
+    how = "streamed" if req.stream else "in one piece"
+    return f"asked for {named} ({req.dialect}, {req.request_class}, {how}): {'; '.join(parts)}"
+
+
+def _chosen(record: DecisionRecord) -> Iterator[str]:
+    if record.action is Action.REJECT or record.chosen is None:
+        said = (
+            REFUSALS.get(record.reason) or f"every row {EXCLUSIONS.get(record.reason, record.reason.value)}"
+        )
+        if not record.view.rows and record.reason is Reason.MODEL_ABSENT:
+            said = "no node offers the model"
+        yield f"refused ({record.reason.value}, status {record.reason.status}): {said}"
+        return
+    yield f"chosen: {record.chosen}, because {CHOICES.get(record.reason, record.reason.value)}"
+    chosen = _candidate(record, record.chosen)
+    if chosen is not None:
+        yield "  " + (
+            "warm: the model is in memory" if chosen.resident else "cold: the model must be loaded first"
+        )
+        yield f"  expected: {_estimate(chosen.est)}"
+        yield f"  judged on a picture {seconds(chosen.age_ms / 1_000)} old"
+    yield from (f"  note: degraded, {what}" for what in record.degraded)
+
+
+def _estimate(est: Estimate) -> str:
+    parts = {"wait": est.wait, "load": est.load, "prompt": est.prefill, "network": est.net}
+    spelled = ", ".join(f"{name} {seconds(value)}" for name, value in parts.items() if value >= 0.0005)
+    speed = f", {1 / est.tpot:.0f} tokens/s" if est.tpot > 0 else ""
+    first = f"first token in {seconds(est.ttft)}" + (f" ({spelled})" if spelled else "")
+    return f"{first}, all in {seconds(est.ect)}{speed}, give or take {est.sd:.0%}"
+
+
+def _nearly(record: DecisionRecord) -> Iterator[str]:
+    if not record.alternatives:
+        if record.chosen is not None:
+            yield "nothing else could have served it"
+        return
+    yield "nearly chosen:"
+    yield from columns([("", *_alternative(record, alternative)) for alternative in record.alternatives])
+
+
+def _alternative(record: DecisionRecord, alternative: Alternative) -> tuple[str, str, str]:
+    against = AGAINST.get(alternative.top_factor, alternative.top_factor)
+    said = f"score {alternative.score:.3f}"
+    chosen = None if record.chosen is None else _candidate(record, record.chosen)
+    if chosen is not None:
+        said += f" against {chosen.score:.3f}"
+    row = _candidate(record, alternative.row)
+    if row is None:
+        return alternative.row, said, against
+    detail = [against, f"first token in {seconds(row.est.ttft)}, all in {seconds(row.est.ect)}"]
+    if not row.resident:
+        detail.append("cold")
+    if row.out is not None:
+        detail.append(_out(row.out))
+    return alternative.row, said, "; ".join(detail)
+
+
+def _out(out: str) -> str:
+    kind, _, better = out.partition(":")
+    return f"{better} is at least as good in everything" if kind == "dominated" else OUTS.get(kind, out)
+
+
+def _left_out(record: DecisionRecord) -> Iterator[str]:
+    if not record.excluded_counts:
+        return
+    yield f"left out: {count(sum(record.excluded_counts.values()), 'row')}"
+    shown = record.excluded[:SHOWN_EXCLUDED]
+    if shown:
+        yield from columns([("", row.row, _exclusion(row)) for row in shown])
+    for code, number in sorted(record.excluded_counts.items()):
+        rest = number - sum(1 for row in shown if row.code.value == code)
+        if rest > 0:
+            yield f"  and {rest} more that {_plural(code)}"
+
+
+def _exclusion(row: Excluded) -> str:
+    said = EXCLUSIONS.get(row.code, row.code.value)
+    return f"{said} ({row.detail})" if row.detail else said
+
+
+def _plural(code: str) -> str:
+    said = next((words for reason, words in EXCLUSIONS.items() if reason.value == code), None)
+    return f"were left out as {code}" if said is None else f"each {said}"
+
+
+def _hint(note: HintNote) -> str:
+    what = note.hint if note.ref is None else f"{note.hint} {note.ref}"
+    said = HINTS[note.outcome]
+    if note.outcome is HintOutcome.EXCLUDED and note.detail is not None:
+        reason = next((r for r in EXCLUSIONS if r.value == note.detail), None)
+        said += f": it {EXCLUSIONS[reason]}" if reason is not None else f": {note.detail}"
+    elif note.detail is not None:
+        said += f" ({note.detail})"
+    return f"{what}: {said}"
+
+
+def _attempts(record: DecisionRecord) -> Iterator[str]:
+    for number, attempt in enumerate(record.attempts, start=1):
+        steps = [f"sent to {attempt.row} after {attempt.start_ms} ms"]
+        if attempt.connect_ms is not None:
+            steps.append(f"connected after {attempt.connect_ms} ms")
+        if attempt.first_byte_ms is not None:
+            steps.append(f"first byte after {attempt.first_byte_ms} ms")
+        if attempt.refused is not None:
+            steps.append(f"declined there: {attempt.refused}")
+        if attempt.result:
+            steps.append(attempt.result)
+        yield f"attempt {number}: {', '.join(steps)}"
+
+
+def _ended(record: DecisionRecord) -> Iterator[str]:
+    end = record.outcome
+    if end is None:
+        yield "outcome: not known yet"
+        return
+    said = [f"status {end.status} after {seconds(end.total_ms / 1_000)}"]
+    if end.ttft_ms is not None:
+        said.append(f"first token after {seconds(end.ttft_ms / 1_000)}")
+    if end.out_tokens is not None:
+        said.append(count(end.out_tokens, "token"))
+    if end.cancelled_by is not None:
+        said.append(f"cancelled by {end.cancelled_by}")
+    yield f"outcome: {', '.join(said)}"
+    yield from (f"  {line}" for line in _errors(record, end))
+
+
+def _errors(record: DecisionRecord, end: Ending) -> Iterator[str]:
+    """Predicted against actual; an error is ln(actual / predicted)."""
+    chosen = None if record.chosen is None else _candidate(record, record.chosen)
+    if chosen is None:
+        return
+    for name, predicted, error in (
+        ("first token", chosen.est.ttft, end.err_ttft),
+        ("whole answer", chosen.est.ect, end.err_ect),
+    ):
+        if error is not None:
+            actual = predicted * math.exp(error)
+            yield f"{name}: predicted {seconds(predicted)}, was {seconds(actual)} ({_off_by(error)})"
+
+
+def _off_by(error: float) -> str:
+    ratio = math.exp(error)
+    if abs(error) < AS_PREDICTED:
+        return "as predicted"
+    if ratio >= 2:
+        return f"{ratio:.1f} times as long"
+    return f"{ratio - 1:.0%} longer" if error > 0 else f"{1 - ratio:.0%} shorter"
+
+
+def _candidate(record: DecisionRecord, row: str) -> Candidate | None:
+    return next((candidate for candidate in record.candidates if candidate.row == row), None)

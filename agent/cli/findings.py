@@ -1,0 +1,177 @@
+"""What ``pairmesh doctor`` looks at, one pure check each: facts in, findings out.
+
+A finding says what is and, if it is not as it should be, what to do about it.
+"""
+
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from agent.admin.documents import MemberDoc, StatusDoc
+
+WALL_LEAST_MS: Final = 1_704_067_200_000
+CLOCK_DRIFT_MS: Final = 60_000
+_ROUTING_FLAGS: Final = {
+    "draining": "is draining: it takes no new work",
+    "lonely": "has no link to any other member",
+    "conflict": "sees its own id used twice: see duplicate_identity in the log",
+    "sensor_stale": "has lost a sensor: its pressure is not fully known",
+}
+_LINK_FAULTS: Final = {
+    "wrong_mesh": "is in another mesh: export its member file again and add it here, and the other way round",
+    "lost": "drops this node's connections: it may not have this node as a member; add this node's file there",
+    "tls_failed": "and this node do not accept each other's certificates: export and add both member files again",
+    "identity_mismatch": "is not who answers at its known address",
+    "removed": "says that this node was removed",
+    "refused": "has nobody listening at its known addresses: is pairmesh running there?",
+    "unreachable": "cannot be reached at its known addresses",
+    "timed_out": "does not answer at its known addresses",
+    "no_address": "has no known address: put one into mesh.peers",
+    "rejected": "answers at its address, but takes no link",
+    "version": "speaks another protocol version: update the older one",
+    "dup_identity": "sees this node's id in use twice",
+}
+"""By how a dial ended or what a BYE said; others are no fault of anybody."""
+
+
+class Health(Enum):
+    GOOD = "ok"
+    ODD = "odd"
+    BAD = "bad"
+    SKIPPED = "skipped"
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    health: Health
+    about: str
+    said: str
+
+
+class FolderFacts(Struct, frozen=True, kw_only=True):
+    """One path as found; ``mode`` None if it does not exist. ``forbidden`` are the bits it must not have."""
+
+    about: str
+    path: str
+    mode: int | None
+    uid: int | None
+    forbidden: int
+    owned: bool = True
+
+
+def good(about: str, said: str) -> Finding:
+    return Finding(health=Health.GOOD, about=about, said=said)
+
+
+def odd(about: str, said: str) -> Finding:
+    return Finding(health=Health.ODD, about=about, said=said)
+
+
+def bad(about: str, said: str) -> Finding:
+    return Finding(health=Health.BAD, about=about, said=said)
+
+
+def folders(facts: Iterable[FolderFacts], uid: int) -> Iterator[Finding]:
+    """Owner and modes. ``uid`` is the daemon's user."""
+    for fact in facts:
+        if fact.mode is None:
+            yield odd(fact.about, f"{fact.path} does not exist yet")
+        elif fact.owned and fact.uid != uid:
+            yield bad(fact.about, f"{fact.path} belongs to uid {fact.uid}, not {uid}: chown it")
+        elif stat.S_IMODE(fact.mode) & fact.forbidden:
+            fit = stat.S_IMODE(fact.mode) & ~fact.forbidden
+            yield bad(fact.about, f"{fact.path} is open to others: chmod {fit:04o} {fact.path}")
+        else:
+            yield good(fact.about, f"{fact.path} ({stat.S_IMODE(fact.mode):04o})")
+
+
+def settings(faults: Sequence[str], folder: str) -> Iterator[Finding]:
+    if not faults:
+        yield good("settings", f"no fault in {folder}")
+    yield from (bad("settings", fault) for fault in faults)
+
+
+def floors(unmet: Sequence[str]) -> Iterator[Finding]:
+    if not unmet:
+        yield good("versions", "everything at or above its floor")
+    yield from (bad("versions", said) for said in unmet)
+
+
+def clock(wall_ms: int, daemon_ms: int | None) -> Iterator[Finding]:
+    """Wall time matters for display alone, but a wrong one confuses whoever reads a log."""
+    if wall_ms < WALL_LEAST_MS:
+        yield odd("clock", "the wall clock is years off; pairmesh does not mind, readers of its log will")
+    elif daemon_ms is not None and abs(wall_ms - daemon_ms) > CLOCK_DRIFT_MS:
+        yield odd("clock", "the daemon's wall clock and this command's differ by more than a minute")
+    else:
+        yield good("clock", "the wall clock is plausible")
+
+
+def ports(tried: Mapping[str, bool], daemon_runs: bool) -> Iterator[Finding]:
+    """``tried`` tells per listener whether something accepted a connection there."""
+    for where, answered in tried.items():
+        if daemon_runs:
+            yield (
+                good("ports", f"{where} accepts")
+                if answered
+                else bad("ports", f"{where} accepts no connection")
+            )
+        elif answered:
+            yield bad(
+                "ports",
+                f"{where} is taken by another program: change its listen setting or stop that program",
+            )
+        else:
+            yield good("ports", f"{where} is free")
+
+
+def own_node(status: StatusDoc) -> Iterator[Finding]:
+    own = next((member for member in status.members if member.me), None)
+    yield good("daemon", f"{status.own.name} runs, version {status.own.version}, pid {status.own.pid}")
+    yield from (bad("daemon", fault) for fault in status.own.faults)
+    if own is None:
+        yield odd("daemon", "it has not published its own state yet")
+        return
+    yield from (odd("daemon", said) for flag, said in _ROUTING_FLAGS.items() if flag in own.flags)
+    if not own.engines:
+        yield odd(
+            "engines", "none: write endpoints/NAME.toml in the config folder, or start an engine it can find"
+        )
+    for engine in own.engines:
+        if engine.state == "ready":
+            models = f"{len(engine.models)} model{'' if len(engine.models) == 1 else 's'}"
+            yield good("engines", f"{engine.name} ({engine.kind}) is ready with {models}")
+            if not engine.models:
+                yield odd("engines", f"{engine.name} offers no model")
+        else:
+            yield bad("engines", f"{engine.name} ({engine.kind}) is {engine.state}")
+
+
+def members(status: StatusDoc) -> Iterator[Finding]:
+    others = [member for member in status.members if not member.me]
+    if not others:
+        yield odd("members", "no other member: this node serves alone")
+        return
+    yield from (_member(member) for member in others)
+    everybody = [member for member in status.members if "introducer" in member.roles]
+    if len(everybody) < 2:
+        yield odd(
+            "members", "fewer than two introducers: if that one is lost, nobody can admit or remove members"
+        )
+
+
+def _member(member: MemberDoc) -> Finding:
+    fault = None if member.link is None else _LINK_FAULTS.get(member.link.fault or "")
+    if fault is not None:
+        said = f"{member.name} {fault}"
+        return (
+            odd("members", f"{said} (its state comes through others)")
+            if member.routable
+            else bad("members", said)
+        )
+    if member.routable:
+        return good("members", f"{member.name} is {member.liveness}")
+    why = next((said for flag, said in _ROUTING_FLAGS.items() if flag in member.flags), None)
+    return odd("members", f"{member.name} {why or f'is {member.liveness} and gets no requests'}")

@@ -1,0 +1,71 @@
+"""The table of nodes that ``pairmesh status`` prints. Pure: documents in, text out."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from agent.admin.documents import EngineDoc, MemberDoc, StatusDoc
+from agent.cli.columns import UNKNOWN, columns, duration, printable, seconds
+from router_core.ids import NodeId, short_id
+
+_HEAD: Final = ("NODE", "STATE", "AGE", "LEVEL", "ENGINES", "WARM", "IN FLIGHT", "TOK/S", "LINK")
+_RIGHT: Final = frozenset({2, 6, 7})
+_SHOWN_FLAGS: Final = frozenset({"draining", "lonely", "degraded", "conflict", "sensor_stale", "no_load"})
+
+
+def status_text(status: StatusDoc) -> str:
+    """Who answers, then one line per node, then what its operator must see."""
+    own = status.own
+    listening = ", ".join(f"{what} {where}" for what, where in own.addresses.items())
+    lines = [
+        f"{own.name} ({short_id(NodeId(own.id))}), pairmesh {own.version}, up {duration(own.uptime_ms)}, "
+        f"mesh {own.mesh}",
+        f"listening: {listening or UNKNOWN}",
+        "",
+        *nodes_table(status.members),
+    ]
+    if own.faults:
+        lines += ["", *(f"fault: {fault}" for fault in own.faults)]
+    return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def nodes_table(members: Sequence[MemberDoc]) -> list[str]:
+    """One aligned line per node under a line of heads; the own node is marked with ``*``."""
+    return columns([_HEAD, *(_row(member) for member in members)], right=_RIGHT)
+
+
+def _row(member: MemberDoc) -> tuple[str, ...]:
+    return (
+        f"{member.name}{'*' if member.me else ''}",
+        state_of(member),
+        UNKNOWN if member.age_ms is None else seconds(member.age_ms / 1_000),
+        member.level or UNKNOWN,
+        ", ".join(_engine(engine) for engine in member.engines) or UNKNOWN,
+        ", ".join(warm_models(member)) or UNKNOWN,
+        UNKNOWN if member.in_flight is None else str(member.in_flight),
+        UNKNOWN if member.gen_tps is None else f"{member.gen_tps:.0f}",
+        _link(member),
+    )
+
+
+def state_of(member: MemberDoc) -> str:
+    """Liveness and the flags that keep requests away: ``fresh``, ``fresh, draining``."""
+    return ", ".join((member.liveness, *(flag for flag in member.flags if flag in _SHOWN_FLAGS)))
+
+
+def warm_models(member: MemberDoc) -> list[str]:
+    """Models in memory, each once; one that is still being loaded is marked."""
+    marks = {"resident": "", "loading": " (loading)"}
+    shown = [f"{r.model}{marks[r.state]}" for r in member.residents if r.state in marks]
+    return list(dict.fromkeys(shown))
+
+
+def _engine(engine: EngineDoc) -> str:
+    return engine.name if engine.state == "ready" else f"{engine.name} ({engine.state})"
+
+
+def _link(member: MemberDoc) -> str:
+    link = member.link
+    if member.me or link is None:
+        return UNKNOWN
+    said = link.fault or (None if link.rtt_ms is None else seconds(link.rtt_ms / 1_000))
+    return link.state if said is None else f"{link.state} ({said})"

@@ -1,0 +1,71 @@
+"""``pairmesh run``: the daemon, in the foreground."""
+
+import socket
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from typing import Final
+
+from agent.cli.config import report
+from agent.cli.floors import installed, unmet
+from agent.settings.load import Settings, load
+from agent.settings.schema import BY_PATH
+from agent.store.folders import Folders
+
+TEXT_FLAGS: Final = (
+    "name",
+    "api.listen",
+    "mesh.listen",
+    "ingress.listen",
+    "admin.listen",
+    "sampling.profile",
+)
+SWITCH_FLAGS: Final = ("router", "engines.autodetect")
+
+
+def declare(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Run the daemon until SIGTERM or SIGINT. Settings come from pairmesh.toml in the config folder; a flag beats\n"
+        "the file. Folders come from STATE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY, else from the\n"
+        "XDG variables or their defaults."
+    )
+    for path in TEXT_FLAGS:
+        key = BY_PATH[path]
+        parser.add_argument(
+            _flag(path), dest=path, metavar="VALUE", help=_said(f"{key.meaning} ({key.takes})")
+        )
+    for path in SWITCH_FLAGS:
+        parser.add_argument(
+            _flag(path), dest=path, action=BooleanOptionalAction, help=_said(BY_PATH[path].meaning)
+        )
+    parser.add_argument(
+        "--keep-identity",
+        action="store_true",
+        help="accept an identity that was made on another host, once that host no longer uses it",
+    )
+
+
+def flags_of(args: Namespace) -> dict[str, object]:
+    """The settings given on the command line, by dotted key."""
+    given = {path: getattr(args, path) for path in (*TEXT_FLAGS, *SWITCH_FLAGS)}
+    return {path: value for path, value in given.items() if value is not None}
+
+
+def run(args: Namespace) -> int:
+    folders = Folders.from_env()
+    faults = unmet(installed())
+    settings = load(folders.config, host_name=socket.gethostname(), flags=flags_of(args))
+    if not isinstance(settings, Settings):
+        faults += map(str, settings)
+        return report(faults)
+    if faults:
+        return report(faults)
+    from agent import daemon
+
+    return daemon.run(settings, folders, keep_identity=args.keep_identity)
+
+
+def _flag(path: str) -> str:
+    return "--" + path.replace(".", "-")
+
+
+def _said(text: str) -> str:
+    return text.replace("%", "%%")
