@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from router_core.ids import Id16, NodeId, NodeName
 from router_core.placement.ledger import Ledger
-from router_core.placement.request import Endpoint
+from router_core.placement.request import Endpoint, NodeRef
 from router_core.placement.rows import ALIVE, Calibration, Draft, Row, drafts_of, row_of
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
@@ -64,11 +64,9 @@ class Fleet(Struct, frozen=True, kw_only=True):
     by_tag: Mapping[str, tuple[Row, ...]]
     by_digest: Mapping[bytes, tuple[Row, ...]]
     node_names: Mapping[NodeName, frozenset[NodeId]]
-    node_ids: frozenset[NodeId]
-    endpoints: frozenset[Endpoint]
+    endpoints: frozenset[tuple[NodeId, str]]
     work_means: Mapping[Endpoint, tuple[int, float]]
     m_r: float
-    max_period_ms: int
     profiles: Profiles
     live: Live
 
@@ -82,6 +80,18 @@ class Fleet(Struct, frozen=True, kw_only=True):
                 row for row in self.by_digest.get(digest, _NO_ROWS) if (row.key, row.model) not in known
             )
         return rows
+
+    def knows(self, ref: NodeRef) -> bool:
+        """True if a node, and the endpoint if one is named, of this reference is in the snapshot."""
+        if ref.name is not None:
+            ids = self.node_names.get(ref.name, frozenset())
+        else:
+            ids = frozenset(
+                node_id for known in self.node_names.values() for node_id in known if node_id == ref.node_id
+            )
+        return bool(ids) and (
+            ref.endpoint is None or any((node_id, ref.endpoint) in self.endpoints for node_id in ids)
+        )
 
     def names(self) -> Iterable[str]:
         """Every name a request could use."""
@@ -124,11 +134,9 @@ def fold_fleet(
         by_tag=_by_name(row for row in rows if row.engine == "ollama"),
         by_digest={digest: tuple(found) for digest, found in by_digest.items()},
         node_names={name: frozenset(ids) for name, ids in names.items()},
-        node_ids=frozenset(node.node_id for node in view.nodes.values()),
-        endpoints=frozenset(row.key for row in rows),
+        endpoints=frozenset((row.node_id, row.endpoint) for row in rows),
         work_means=means,
         m_r=herd_multiplier(view, policy),
-        max_period_ms=max((node.period_ms for node in view.nodes.values()), default=1),
         profiles=profiles,
         live=live,
     )

@@ -1,0 +1,327 @@
+"""All rows of a model judged for one request: who is out and why, who is in and at what cost. No choice, no chance.
+
+Owns: what a model name means in the fleet, and the scoring of rows. Rules: only rows that offer the model are visited;
+a name with two digests means the digest that most usable rows have; pressure and stale pictures empty a set only if
+something better is left. Refuses to choose.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router_core.placement.eligibility import Need, closed, is_soft, matches, need_of, unfit
+from router_core.placement.estimates import estimate, reload_s
+from router_core.placement.factors import affinity, slo_cost, speed_cost
+from router_core.placement.fleet import Fleet
+from router_core.placement.names import parse_model_name
+from router_core.placement.reasons import Reason
+from router_core.placement.record import Estimate, Factors
+from router_core.placement.request import Endpoint, Pin, PlacementRequest
+from router_core.placement.rows import Row
+from router_core.policy.placement import PlacementPolicy
+from router_core.view.freshness import is_stale
+
+_HALF_OPEN = 1
+NO_FACTORS = Factors(slo=1.0, memory=1.0, switch=1.0, pressure=1.0, speed=1.0)
+
+
+class Scored(Struct, gc=False, kw_only=True):
+    """One row that could serve. ``reserve`` says why it is used only if nothing else is left; ``out`` (set while
+    choosing) why it left the choice. ``free``: a request sent now would not queue."""
+
+    row: Row
+    est: Estimate
+    slo: float
+    age_ms: int
+    queued: int
+    free: bool
+    resident: bool
+    hit: int
+    adj: float
+    hint_bonus: float = 0.0
+    affinity_bonus: float = 0.0
+    f: Factors = NO_FACTORS
+    score: float = 0.0
+    reserve: str | None = None
+    out: str | None = None
+
+
+class Exclusion(Struct, frozen=True, gc=False, kw_only=True):
+    row: Row
+    reason: Reason
+
+
+class Survey(Struct, frozen=True, kw_only=True):
+    """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up; ``invalid`` is set if
+    the model asked for is no name at all."""
+
+    resolved: str
+    need: Need
+    rows: tuple[Row, ...]
+    scored: list[Scored]
+    reserves: list[Scored]
+    excluded: list[Exclusion]
+    counts: Counter[Reason]
+    max_age_ms: int
+    degraded: tuple[str, ...]
+    invalid: bool = False
+
+
+class _Offer(Struct, kw_only=True):
+    resolved: str
+    rows: tuple[Row, ...]
+    costs: Mapping[tuple[Endpoint, str], float] | None = None
+    pin: bytes | None = None
+
+
+def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> Survey:
+    """Filters, estimates and factors of every row that offers the model. Reads ``fleet.live``, changes nothing."""
+    offer = _offer(request.model, fleet, policy)
+    rows = offer.rows if offer is not None else ()
+    group = rows[0].profile_key.model if rows else request.model
+    profiles = fleet.profiles
+    need = need_of(
+        request,
+        profiles.bytes_per_token(group),
+        profiles.output_tokens(group, request.hints.request_class.value),
+        policy,
+    )
+    degraded: list[str] = []
+    if offer is not None:
+        need, rows, conflict = _one_digest(offer, need, fleet, now)
+        if conflict:
+            degraded.append("digest_conflict")
+    judged = _Judged(request, need, fleet, policy, offer.costs if offer is not None else None, now)
+    for row in rows:
+        judged.judge(row)
+    if not judged.scored and judged.pressed:
+        judged.scored = [min(judged.pressed, key=lambda scored: (scored.row.pressure, scored.est.ect))]
+        judged.forgive(judged.scored[0].row)
+        degraded.append("pressure")
+    reserves = judged.reserves
+    if not judged.scored and reserves:
+        judged.scored, reserves = reserves, []
+        degraded.append("stale_view")
+    _score(judged.scored, reserves, need.prompt, policy)
+    return Survey(
+        resolved=offer.resolved if offer is not None else request.model,
+        need=need,
+        rows=rows,
+        scored=judged.scored,
+        reserves=reserves,
+        excluded=judged.excluded,
+        counts=judged.counts,
+        max_age_ms=judged.max_age_ms,
+        degraded=tuple(degraded),
+        invalid=offer is None,
+    )
+
+
+class _Judged:
+    """Rows of one survey, sorted as they are judged."""
+
+    def __init__(
+        self,
+        request: PlacementRequest,
+        need: Need,
+        fleet: Fleet,
+        policy: PlacementPolicy,
+        costs: Mapping[tuple[Endpoint, str], float] | None,
+        now: int,
+    ) -> None:
+        self.scored: list[Scored] = []
+        self.pressed: list[Scored] = []
+        self.reserves: list[Scored] = []
+        self.excluded: list[Exclusion] = []
+        self.counts: Counter[Reason] = Counter()
+        self.max_age_ms = 0
+        self._need = need
+        self._fleet = fleet
+        self._costs = costs
+        self._now = now
+        self._prefer = request.hints.prefer
+        self._hint_bonus = policy.hint_bonus
+        pin = request.pin
+        self._pin = pin if pin is not None and now - pin.at_ms <= policy.affinity_ms else None
+
+    def judge(self, row: Row) -> None:
+        """Filter and estimate one row."""
+        need, fleet, now = self._need, self._fleet, self._now
+        reason = closed(row, need, fleet, now) or unfit(row, need, fleet.live.ledger.loading.get(row.node, 0))
+        pressed = reason is Reason.PRESSURE and is_soft(row)
+        if reason is not None and not pressed:
+            self._exclude(row, reason)
+            return
+        if row.is_self:
+            age_ms, owed_s = 0, 0.0
+            local = fleet.live.ledger.local
+            busy = local.in_flight(row.endpoint) + row.foreign
+            in_flight, queued = min(busy, row.slots), max(0, busy - row.slots)
+            work_s = local.work_s(row.endpoint, row.slots, now, row.foreign)
+        else:
+            age_ms = max(0, now - row.taken_ms)
+            self.max_age_ms = max(self.max_age_ms, age_ms)
+            in_flight, queued, work_s = row.in_flight, row.queued, row.work_s
+            owed = fleet.live.ledger.owed.get(row.key)
+            busy, owed_s = in_flight + queued, 0.0
+            if owed is not None:
+                busy += owed.requests
+                owed_s = owed.work_s * fleet.m_r
+        if busy >= row.ceiling:
+            self._exclude(row, Reason.QUEUE_FULL)
+            return
+        hit = self._hit(row)
+        est = estimate(
+            row, need, work_s=work_s, in_flight=in_flight, age_s=age_ms / 1000.0, owed_s=owed_s, hit=hit
+        )
+        late = self._late(row, est)
+        if late is not None:
+            self._exclude(row, late)
+            return
+        scored = Scored(
+            row=row,
+            est=est,
+            slo=slo_cost(row, need, est, est.ttft),
+            age_ms=age_ms,
+            queued=queued,
+            free=busy < row.slots,
+            resident=row.resident and (need.num_ctx is None or not reload_s(row, need)),
+            hit=hit,
+            adj=0.0 if self._costs is None else self._costs[row.key, row.model],
+            hint_bonus=self._preference(row) if self._prefer else 0.0,
+            reserve=self._reserve(row, age_ms),
+        )
+        if pressed:
+            self._exclude(row, Reason.PRESSURE)
+            if scored.reserve is None:
+                self.pressed.append(scored)
+        elif scored.reserve is not None:
+            self.reserves.append(scored)
+        else:
+            self.scored.append(scored)
+
+    def forgive(self, row: Row) -> None:
+        """Take one pressed row back in."""
+        self.excluded = [gone for gone in self.excluded if gone.row is not row]
+        self.counts[Reason.PRESSURE] -= 1
+        if not self.counts[Reason.PRESSURE]:
+            del self.counts[Reason.PRESSURE]
+
+    def _exclude(self, row: Row, reason: Reason) -> None:
+        self.excluded.append(Exclusion(row=row, reason=reason))
+        self.counts[reason] += 1
+
+    def _late(self, row: Row, est: Estimate) -> Reason | None:
+        need = self._need
+        if self._now + 1000.0 * est.ttft > need.until_ms:
+            return Reason.DEADLINE
+        if row.key in need.tried:
+            return Reason.TRIED
+        return Reason.REFUSED if row.key in need.refused else None
+
+    def _hit(self, row: Row) -> int:
+        pin: Pin | None = self._pin
+        if pin is None or not row.resident or pin.endpoint != row.key or pin.model != row.model:
+            return 0
+        return min(self._need.prompt, pin.tokens)
+
+    def _preference(self, row: Row) -> float:
+        for rank, ref in enumerate(self._prefer):
+            if matches(ref, row):
+                return self._hint_bonus / (1.0 + rank)
+        return 0.0
+
+    def _reserve(self, row: Row, age_ms: int) -> str | None:
+        live = self._fleet.live
+        if row.backup is not None:
+            return row.backup
+        if not row.is_self and is_stale(age_ms, row.period_ms):
+            return "stale"
+        if row.key in live.suspects:
+            return "stalled"
+        if len(live.breakers) and live.breakers.state(row.key, self._now) == _HALF_OPEN:
+            return "half_open"
+        return None
+
+
+def _offer(asked: str, fleet: Fleet, policy: PlacementPolicy) -> _Offer | None:
+    for alias, targets in policy.aliases:
+        if alias == asked:
+            return _aliased(asked, targets, fleet, policy)
+    name = parse_model_name(asked)
+    if name is None:
+        return None
+    rows = fleet.offered(name.name, name.tagged, name.digest)
+    return _Offer(resolved=name.name, rows=rows, pin=name.digest)
+
+
+def _aliased(asked: str, targets: tuple[str, ...], fleet: Fleet, policy: PlacementPolicy) -> _Offer:
+    rows: list[Row] = []
+    costs: dict[tuple[Endpoint, str], float] = {}
+    for step, target in enumerate(targets):
+        name = parse_model_name(target)
+        if name is None:
+            continue
+        for row in fleet.offered(name.name, name.tagged, name.digest):
+            if (row.key, row.model) not in costs:
+                costs[row.key, row.model] = min(policy.alias_most, policy.alias_step * step)
+                rows.append(row)
+    return _Offer(resolved=targets[0], rows=tuple(rows), costs=costs)
+
+
+def _one_digest(offer: _Offer, need: Need, fleet: Fleet, now: int) -> tuple[Need, tuple[Row, ...], bool]:
+    """Settle which digest is meant, and add rows that have it under another name. True if there was a conflict."""
+    if offer.costs is not None:
+        return need, offer.rows, False
+    digest, conflict = offer.pin, False
+    if digest is None:
+        digests = {row.digest for row in offer.rows if row.digest is not None}
+        if not digests:
+            return need, offer.rows, False
+        conflict = len(digests) > 1
+        digest = _most_common(offer.rows, need, fleet, now) if conflict else digests.pop()
+    rows = offer.rows
+    twins = fleet.by_digest.get(digest, ()) if digest is not None else ()
+    if len(twins) > sum(row.digest == digest for row in rows):
+        known = {(row.key, row.model) for row in rows}
+        rows += tuple(row for row in twins if (row.key, row.model) not in known)
+    return replace(need, digest=digest), rows, conflict
+
+
+def _most_common(rows: tuple[Row, ...], need: Need, fleet: Fleet, now: int) -> bytes | None:
+    votes = Counter(
+        row.digest for row in rows if row.digest is not None and closed(row, need, fleet, now) is None
+    ) or Counter(row.digest for row in rows if row.digest is not None)
+    return min(votes, key=lambda digest: (-votes[digest], digest), default=None)
+
+
+def _score(main: list[Scored], reserves: list[Scored], prompt: int, policy: PlacementPolicy) -> None:
+    if not main:
+        return
+    weights = policy.weights
+    w_slo, w_memory, w_switch = weights.slo, weights.memory, weights.switch
+    w_pressure, w_speed = weights.pressure, weights.speed
+    least = min([scored.est.ect for scored in main])
+    hits = any(scored.hit for scored in main)
+    mean_queued = sum([scored.queued for scored in main]) / len(main) if hits else 0.0
+    for scored in (*main, *reserves):
+        row = scored.row
+        speed = speed_cost(scored.est.ect, least)
+        scored.f = Factors(
+            slo=scored.slo, memory=row.memory, switch=row.switch, pressure=row.pressure, speed=speed
+        )
+        if scored.hit:
+            scored.affinity_bonus = affinity(
+                scored.hit, prompt, scored.queued, mean_queued, policy.affinity_bonus
+            )
+        scored.adj -= scored.hint_bonus + scored.affinity_bonus
+        scored.score = (
+            w_slo * scored.slo
+            + w_memory * row.memory
+            + w_switch * row.switch
+            + w_pressure * row.pressure
+            + w_speed * speed
+            + scored.adj
+        )
