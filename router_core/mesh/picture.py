@@ -1,0 +1,96 @@
+"""What status pages show of the mesh machine: plain facts, copied out, nothing to hold on to."""
+
+from msgspec import Struct
+
+from router_core.ids import Id16
+from router_core.mesh.parts import Parts
+from router_core.record.membership import Liveness
+from router_core.record.stamp import Stamp
+from router_core.record.state import Kind
+
+
+class MemberPicture(Struct, frozen=True, kw_only=True):
+    """One other member. ``state`` is None if nothing was ever heard of it; stamps are None for what is not held."""
+
+    id16: Id16
+    state: Liveness | None
+    confirmed: bool
+    age_ms: int | None
+    link_up: bool
+    rtt_ms: int | None
+    volatile: Stamp | None
+    static: Stamp | None
+    leave: Stamp | None
+    shunned: bool
+
+
+class LinkPicture(Struct, frozen=True, kw_only=True):
+    link: int
+    peer: Id16
+    phase: str
+    dialled: bool
+    up_ms: int | None
+    rtt_ms: int | None
+    dirty: int
+
+
+class Picture(Struct, frozen=True, kw_only=True):
+    """The whole machine at one moment. ``epoch``, ``seq`` are the own newest; ``lonely`` marks the view isolated."""
+
+    id16: Id16
+    epoch: int
+    inst: int
+    seq: int
+    lonely: bool
+    conflicted: bool
+    degraded: bool
+    members: tuple[MemberPicture, ...]
+    links: tuple[LinkPicture, ...]
+    counts: tuple[tuple[str, str, int], ...]
+
+
+def picture(parts: Parts, now: int) -> Picture:
+    publisher = parts.publisher
+    return Picture(
+        id16=parts.me.id16,
+        epoch=publisher.epoch,
+        inst=publisher.inst,
+        seq=publisher.seq,
+        lonely=parts.solitude.lonely,
+        conflicted=publisher.conflicted,
+        degraded=publisher.degraded,
+        members=tuple(_member(parts, id16, now) for id16 in sorted(parts.origins)),
+        links=tuple(
+            LinkPicture(
+                link=link.id,
+                peer=link.peer,
+                phase=link.phase.value,
+                dialled=link.dialled,
+                up_ms=now - link.up_at if link.up_at is not None else None,
+                rtt_ms=link.rtt_ms,
+                dirty=len(link.dirty),
+            )
+            for link in parts.links.values()
+        ),
+        counts=tuple(
+            (kind, reason, count) for (kind, reason), count in sorted(parts.receiver.counts.items())
+        ),
+    )
+
+
+def _member(parts: Parts, id16: Id16, now: int) -> MemberPicture:
+    origin = parts.origins[id16]
+    up = [link for link in parts.links_to(id16) if link.is_up]
+    stamps = [held.stamp if (held := origin.held(kind)) else None for kind in (Kind.V, Kind.S, Kind.L)]
+    return MemberPicture(
+        id16=id16,
+        state=origin.state,
+        confirmed=origin.confirmed,
+        age_ms=origin.age_ms(now),
+        link_up=bool(up),
+        rtt_ms=up[0].rtt_ms if up else None,
+        volatile=stamps[0],
+        static=stamps[1],
+        leave=stamps[2],
+        shunned=origin.is_shunned(now),
+    )
