@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
 from agent.relay.attempt import Attempt, Mode
+from agent.relay.dispatch import DispatchRate
 from agent.relay.headers import Headers, engine_head, passed_down, passed_up, peer_head, value_of
 from agent.relay.intake import Request
 from agent.relay.listener import Answer, ServerConnection
@@ -24,16 +25,15 @@ from agent.relay.ports import (
     Admission,
     Asked,
     AttemptReport,
+    Choosing,
     HeardState,
     Observer,
-    Placer,
     Routed,
     Targets,
     Turned,
 )
 from agent.relay.route import decode_state, format_route, route_of
 from agent.relay.upstream import ConnectFailed, Options, Pool, Target, UpstreamConnection
-from agent.relay.work import DispatchRate, LocalWork, Ticket
 from router_core.exchange import events as ev
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import Cause, FailureClass
@@ -64,7 +64,6 @@ class Wiring:
     targets: Targets
     admission: Admission
     breakers: Breakers
-    local: LocalWork
     dispatch: DispatchRate
     observer: Observer
     heard_state: HeardState
@@ -90,31 +89,30 @@ class Voice(Protocol):
 
 
 class Courier:
-    """One request. ``placer`` chooses for it; ``ticket`` is work already counted when it was admitted."""
+    """One request. ``choosing`` chooses for it; ``admitted`` says that a local endpoint took it already."""
 
     def __init__(
         self,
         wiring: Wiring,
-        placer: Placer,
+        choosing: Choosing,
         voice: Voice,
         client: ServerConnection,
         request: Request,
         asked: Asked,
         parcel: Parcel,
         *,
-        ticket: Ticket | None = None,
+        admitted: bool = False,
         policy: ExchangePolicy | None = None,
     ) -> None:
         self._w = wiring
-        self._placer = placer
+        self._choosing = choosing
         self._voice = voice
         self._client = client
         self._request = request
         self._asked = asked
         self._parcel = parcel
-        self._ticket = ticket
-        self._admitted = ticket is not None
-        self._machine = Exchange(policy or wiring.policy, until_ms=placer.until_ms(asked))
+        self._admitted = admitted
+        self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self._loop = asyncio.get_running_loop()
@@ -135,7 +133,6 @@ class Courier:
     def start(self) -> "Courier":
         """Begin; returns itself."""
         self._w.in_hand.add(self)
-        self._w.local.requests += 1
         self._step(ev.BodyParsed())
         return self
 
@@ -301,8 +298,7 @@ class Courier:
         self._step(ev.TimePassed(last_byte_ms=None if last is None else int(last)))
 
     def _decide(self, action: ev.Decide) -> None:
-        chosen = self._placer.decide(
-            self._asked,
+        chosen = self._choosing.decide(
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
@@ -328,7 +324,7 @@ class Courier:
             floor_ms=self._w.policy.first_byte_floor_ms,
         )
         target = ev.Target(
-            row=chosen.row,
+            endpoint=chosen.at,
             peer=chosen.node is not None,
             connect_ms=connect_ms,
             first_byte_ms=limit,
@@ -341,7 +337,7 @@ class Courier:
         assert routed is not None
         now = self._now_ms()
         self._attempt = attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
-        self._w.breakers.dispatched(routed.row, int(now))
+        self._w.breakers.dispatched(routed.at, int(now))
         self._w.dispatch.note(routed.service_ms / 1000)
         number = self._machine.attempt
         if routed.node is None and not self._admitted:
@@ -352,8 +348,6 @@ class Courier:
                 self._inbox.append(ev.IngressRefused(attempt=number, cause=cause))
                 return
         self._admitted = False
-        if routed.node is None and self._ticket is None:
-            self._ticket = self._w.local.enter(routed.endpoint, routed.service_ms)
         place = self._place(routed)
         if place is None:
             self._inbox.append(ev.Lost(attempt=number, cause=Cause.GONE))
@@ -462,7 +456,7 @@ class Courier:
         self._first_byte_ms = self._now_ms()
         self._status = attempt.status
         self._release_body()
-        self._placer.first_token(routed.seq)
+        self._choosing.first_token(routed.seq)
         headers = passed_down(attempt.headers)
         if attempt.events:
             headers.append((b"x-accel-buffering", b"no"))
@@ -520,20 +514,20 @@ class Courier:
         outcome, routed, attempt = action.outcome, self._routed, self._now_at()
         assert routed is not None
         now = int(self._now_ms())
-        self._leave()
         if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
-            self._placer.finish(routed.seq)
+            self._choosing.finish(routed.seq)
         else:
-            self._placer.fail(routed.seq)
+            self._choosing.fail(routed.seq)
         breakers = self._w.breakers
         if outcome.fault:
-            breakers.failed(routed.row, now, connection_refused=outcome.cause is Cause.CONNECT_REFUSED)
+            breakers.failed(routed.at, now, connection_refused=outcome.cause is Cause.CONNECT_REFUSED)
         elif outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
-            breakers.succeeded(routed.row, now)
+            breakers.succeeded(routed.at, now)
         else:
-            breakers.released(routed.row)
+            breakers.released(routed.at)
         self._w.observer.attempted(
             AttemptReport(
+                side=self._voice.side,
                 request_id=self._asked.request_id,
                 routed=routed,
                 outcome=outcome,
@@ -554,10 +548,8 @@ class Courier:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._leave()
         self._release_body()
         self._w.in_hand.discard(self)
-        self._w.local.requests -= 1
         if self._machine.state is State.CANCELLED and self._code is None:
             self._status, self._code = 499, "slow_client" if self._slow_client else "client_gone"
         asked, routed = self._asked, self._routed
@@ -592,11 +584,6 @@ class Courier:
         self._code = "internal"
         self._client.abort()
         self._w.observer.failed("exchange", exc)
-
-    def _leave(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            self._w.local.leave(ticket)
 
     def _release_body(self) -> None:
         self._parcel.drop()

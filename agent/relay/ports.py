@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from agent.relay.dialects.facts import Facts
 from router_core.exchange.events import Outcome
-from router_core.ids import Id16, NodeId
-from router_core.record.membership import Liveness
+from router_core.ids import NodeId
+from router_core.placement.request import Endpoint
+from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
 
 # --- choosing ------------------------------------------------------------------------------------------------
@@ -39,13 +40,14 @@ class Asked(Struct, frozen=True, kw_only=True):
 class Routed(Struct, frozen=True, kw_only=True):
     """An endpoint was chosen and its work reserved under ``seq``.
 
-    ``row`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
+    ``at`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
     dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
-    target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint. ``hints`` is the ready value of ``x-pairmesh-hints``, None to omit it.
+    target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint.
+    ``hints`` is the ready value of ``x-pairmesh-hints``, None to omit it.
     """
 
     decision_id: str
-    row: str
+    at: Endpoint
     node: NodeId | None
     label: str
     endpoint: str
@@ -65,7 +67,6 @@ class Routed(Struct, frozen=True, kw_only=True):
     ect_ms: float
     service_ms: float
     hints: str | None = None
-    match: str | None = None
 
 
 class Turned(Struct, frozen=True, kw_only=True):
@@ -80,14 +81,15 @@ class Turned(Struct, frozen=True, kw_only=True):
     hints: str | None = None
 
 
-class Placer(Protocol):
-    """Chooses, and keeps the ledger of own work. Each ``seq`` is ended once, by ``finish`` or ``fail``."""
+class Choosing(Protocol):
+    """Chooses for one request, and keeps the ledger of own work. Each ``seq`` is ended once."""
 
-    def until_ms(self, asked: Asked) -> int | None:
+    @property
+    def until_ms(self) -> int | None:
         """Boot time after which the request is not dispatched any more; None if it knows no deadline."""
 
     def decide(
-        self, asked: Asked, *, attempt: int, tried: tuple[str, ...], refused: tuple[str, ...], now: int
+        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned:
         """Choose on the newest view and reserve, in one step."""
 
@@ -96,6 +98,9 @@ class Placer(Protocol):
     def finish(self, seq: int) -> None: ...
 
     def fail(self, seq: int) -> None: ...
+
+
+Placer = Callable[[Asked], Choosing]
 
 
 # --- targets -------------------------------------------------------------------------------------------------
@@ -183,14 +188,6 @@ class Targets(Protocol):
 # --- ingress -------------------------------------------------------------------------------------------------
 
 
-class Router(Struct, frozen=True, kw_only=True):
-    """A member that connected to the ingress; ``may_route`` says whether it holds the role ``router``."""
-
-    id16: Id16
-    node: NodeId
-    may_route: bool
-
-
 class RouteHeader(Struct, frozen=True, gc=False, kw_only=True):
     """``x-pairmesh-route``, parsed."""
 
@@ -210,7 +207,7 @@ class RouteHeader(Struct, frozen=True, gc=False, kw_only=True):
 class Admission(Protocol):
     """The serving node's last word, on fresh values, before a body is read."""
 
-    def member(self, der: bytes) -> Router | None:
+    def member(self, der: bytes) -> Member | None:
         """Who holds this certificate now; None for nobody on the roster."""
 
     def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
@@ -255,6 +252,7 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     """One finished attempt, for learning and for the journal. ``head`` and ``tail`` are windows of the answer's
     body: they are read once by the engine's adapter and dropped."""
 
+    side: str
     request_id: str
     routed: Routed
     outcome: Outcome

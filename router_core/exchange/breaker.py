@@ -7,6 +7,7 @@ ever moves later: a fault that arrives late from an older attempt never brings t
 from collections import deque
 from enum import IntEnum
 
+from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
 
@@ -108,32 +109,32 @@ class Breakers:
     def __init__(self, policy: ExchangePolicy, *, limit: int = 4_096) -> None:
         self._policy = policy
         self._limit = limit
-        self._of: dict[str, Breaker] = {}
+        self._of: dict[Endpoint, Breaker] = {}
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def state(self, endpoint: str, now: int) -> BreakerState:
+    def state(self, endpoint: Endpoint, now: int) -> BreakerState:
         breaker = self._of.get(endpoint)
         return BreakerState.CLOSED if breaker is None else breaker.state(now)
 
-    def last_fault_ms(self, endpoint: str) -> int | None:
+    def last_fault_ms(self, endpoint: Endpoint) -> int | None:
         breaker = self._of.get(endpoint)
         return None if breaker is None else breaker.last_fault_ms
 
-    def dispatched(self, endpoint: str, now: int) -> None:
+    def dispatched(self, endpoint: Endpoint, now: int) -> None:
         if (breaker := self._of.get(endpoint)) is not None:
             breaker.dispatched(now)
 
-    def released(self, endpoint: str) -> None:
+    def released(self, endpoint: Endpoint) -> None:
         if (breaker := self._of.get(endpoint)) is not None:
             breaker.released()
 
-    def succeeded(self, endpoint: str, now: int) -> None:
+    def succeeded(self, endpoint: Endpoint, now: int) -> None:
         if (breaker := self._of.get(endpoint)) is not None:
             breaker.succeeded(now)
 
-    def failed(self, endpoint: str, now: int, *, connection_refused: bool = False) -> None:
+    def failed(self, endpoint: Endpoint, now: int, *, connection_refused: bool = False) -> None:
         breaker = self._of.get(endpoint)
         if breaker is None:
             if len(self._of) >= self._limit:

@@ -5,12 +5,13 @@ from enum import Enum
 from msgspec import Struct
 
 from router_core.exchange.failure import Cause, FailureClass
+from router_core.placement.request import Endpoint
 
 
 class Target(Struct, frozen=True, gc=False, kw_only=True):
-    """Where one attempt goes. ``row`` names the endpoint and served model; ``peer`` means another node's ingress."""
+    """Where one attempt goes; ``peer`` means another node's ingress. Durations in ms."""
 
-    row: str
+    endpoint: Endpoint
     peer: bool
     connect_ms: int
     first_byte_ms: int
@@ -32,7 +33,7 @@ class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     """The one end of one attempt. ``fault`` says whether it counts against the endpoint."""
 
     attempt: int
-    row: str
+    endpoint: Endpoint
     result: Result
     cause: Cause | None
     status: int | None
@@ -147,10 +148,10 @@ class Action(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Decide(Action, frozen=True, gc=False, kw_only=True):
-    """Choose an endpoint on the newest view, without these rows."""
+    """Choose an endpoint on the newest view, without these endpoints."""
 
-    tried: tuple[str, ...]
-    refused: tuple[str, ...]
+    tried: frozenset[Endpoint]
+    refused: frozenset[Endpoint]
     attempt: int
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 
 from router_core.exchange import events as ev
 from router_core.exchange.failure import OWN, Cause, FailureClass, Verdict, exhausted_code, is_fault, judge
+from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
 
@@ -43,8 +44,8 @@ class Exchange:
         self.state = State.RECEIVED
         self.attempt = 0
         self._dispatches = 0
-        self._tried: tuple[str, ...] = ()
-        self._refused: tuple[str, ...] = ()
+        self._tried: frozenset[Endpoint] = frozenset()
+        self._refused: frozenset[Endpoint] = frozenset()
         self._spared_refusal = False
         self._spared_error = False
         self._target: ev.Target | None = None
@@ -153,13 +154,12 @@ class Exchange:
         return self._fail_over(None, now)
 
     def _turned_back(self, event: ev.IngressRefused, now: int) -> list[ev.Action]:
-        row = self._current().row
         self._last_refusal = event.cause
         if self._spared_refusal:
             return self._fail_over(None, now)
         self._spared_refusal = True
         self._dispatches -= 1
-        self._refused += (row,)
+        self._refused |= {self._current().endpoint}
         ended = self._end_attempt(ev.Result.REFUSED, None)
         if self._past_until(now):
             return [ended, *self._give_up()]
@@ -177,7 +177,7 @@ class Exchange:
     def _fail_over(self, cause: Cause | None, now: int) -> list[ev.Action]:
         """End the attempt as failed; go on to the next endpoint if one may still be tried."""
         self._last_cause = cause
-        self._tried += (self._current().row,)
+        self._tried |= {self._current().endpoint}
         steps: list[ev.Action] = [
             ev.CancelUpstream(attempt=self.attempt),
             self._end_attempt(ev.Result.FAILED, cause),
@@ -283,7 +283,7 @@ class Exchange:
         return ev.EndAttempt(
             outcome=ev.Outcome(
                 attempt=self.attempt,
-                row=self._current().row,
+                endpoint=self._current().endpoint,
                 result=result,
                 cause=cause,
                 status=self._status,

@@ -1,0 +1,307 @@
+"""The ingress: requests of the mesh's routers for this node's own endpoints. It never routes on.
+
+Everything is judged from the head: who (looked up per request), role and route, the announced model and length, the
+endpoint, and its admission on fresh values. Only then is the body asked for. Every reply carries the node's newest
+record. Errors of its own are told apart from an engine's by a header; after commit a broken answer is only cut.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from agent.identity import routes
+from agent.relay.accept import Roll
+from agent.relay.codes import RETRY_AFTER_S, status_of
+from agent.relay.dialects import openai
+from agent.relay.dialects.facts import BodyFault
+from agent.relay.driver import Courier, Wiring
+from agent.relay.headers import Headers, request_id_of
+from agent.relay.intake import Request
+from agent.relay.listener import Answer, ServerConnection, Work
+from agent.relay.lists import JSON
+from agent.relay.parcel import Parcel
+from agent.relay.ports import AccessLine, Admission, Asked, Routed, RouteHeader, Turned
+from agent.relay.route import encode_state, parse_route
+from router_core import limits
+from router_core.exchange.events import Reply
+from router_core.ids import id8_of
+from router_core.placement.local import LocalWork
+from router_core.placement.request import Endpoint
+from router_core.policy.exchange import ExchangePolicy
+from router_core.record.membership import Member
+from router_core.record.state import Dialect
+
+DIALECTS: dict[bytes, Dialect] = {
+    b"/v1/chat/completions": Dialect.CHAT,
+    b"/v1/completions": Dialect.COMPLETION,
+    b"/v1/embeddings": Dialect.EMBED,
+}
+
+
+class Call:
+    """One admitted request: what its head announced, and its ticket in the local work until it has ended."""
+
+    __slots__ = ("_local", "_ticket", "dialect", "length", "member", "model", "route", "service_ms")
+
+    def __init__(
+        self,
+        local: LocalWork,
+        member: Member,
+        route: RouteHeader,
+        model: str,
+        length: int,
+        dialect: Dialect,
+        service_ms: float,
+        now: int,
+    ) -> None:
+        self.member = member
+        self.route = route
+        self.model = model
+        self.length = length
+        self.dialect = dialect
+        self.service_ms = service_ms
+        self._local = local
+        self._ticket = local.start(route.endpoint, service_ms / 1000, now)
+        local.accepted(id8_of(member.id16), route.inst, route.seq, now)
+
+    def end(self) -> None:
+        """The work has left; saying so twice is harmless."""
+        self._local.finish(self._ticket)
+
+
+class OneTarget:
+    """The choice of a request that was chosen elsewhere: its endpoint, once."""
+
+    def __init__(self, call: Call, at: Endpoint, now: int) -> None:
+        self._call = call
+        self._at = at
+        self.until_ms: int | None = now + call.route.left_ms
+
+    def decide(
+        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+    ) -> Routed | Turned:
+        route = self._call.route
+        if tried or refused:
+            return Turned(decision_id=route.decision_id, status=502, code="upstream_unreachable")
+        return Routed(
+            decision_id=route.decision_id,
+            at=self._at,
+            node=None,
+            label="",
+            endpoint=route.endpoint,
+            served=self._call.model,
+            reason="",
+            seq=0,
+            inst=route.inst,
+            route_seq=route.seq,
+            prompt_tokens=route.prompt_tokens,
+            output_tokens=route.output_tokens,
+            request_class=route.request_class,
+            wait_ms=route.wait_ms,
+            left_ms=route.left_ms,
+            resident=route.resident,
+            ttft_ms=route.left_ms,
+            load_ms=0.0,
+            ect_ms=route.left_ms,
+            service_ms=self._call.service_ms,
+        )
+
+    def first_token(self, seq: int) -> None:
+        """The work of a peer's request is not split into prompt and answer."""
+
+    def finish(self, seq: int) -> None:
+        self._call.end()
+
+    def fail(self, seq: int) -> None:
+        self._call.end()
+
+
+class IngressFront:
+    """Serves the ingress listener. ``endpoint_key`` gives placement's key of a local endpoint by its name."""
+
+    side = "ingress"
+
+    def __init__(
+        self,
+        *,
+        wiring: Wiring,
+        admission: Admission,
+        local: LocalWork,
+        endpoint_key: Callable[[str], Endpoint],
+        policy: ExchangePolicy,
+        roll: Roll,
+    ) -> None:
+        self._w = wiring
+        self._admission = admission
+        self._local = local
+        self._key = endpoint_key
+        self._policy = policy
+        self._roll = roll
+        self._states = StateHeader(admission)
+
+    def opened(self, connection: ServerConnection) -> Answer | None:
+        self._roll.join(connection)
+        return None
+
+    def closed(self, connection: ServerConnection) -> None:
+        self._roll.leave(connection)
+        self._drop_call(connection)
+
+    def judge(self, connection: ServerConnection, request: Request) -> Answer | None:
+        self._drop_call(connection)
+        member = self._admission.member(connection.peer_certificate() or b"")
+        if member is None:
+            connection.abort()
+            return self._error("role", keep=False)
+        method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+        verdict = routes.allowed(routes.Port.INGRESS, method, path, member.roles)
+        dialect = DIALECTS.get(request.path)
+        if verdict is routes.Answer.FORBIDDEN:
+            return self._error("role", keep=False)
+        if verdict is routes.Answer.NOT_FOUND or dialect is None:
+            return self._error("route_unknown", keep=False)
+        if request.single.get(b"content-type") != b"application/json":
+            return self._error("media_type", keep=False)
+        route, model, length = _announced(request)
+        if route is None or model is None or length is None:
+            return self._error("route_malformed", keep=False)
+        if length > limits.REQUEST_BODY:
+            return self._error("body_too_large", keep=False)
+        if len(self._w.in_hand) >= limits.REQUESTS_IN_FLIGHT:
+            return self._error("overloaded")
+        now = self._w.clock.boot_ms()
+        cause = self._admission.admit(route, model, dialect, now)
+        if cause is not None:
+            return self._refused(cause)
+        service_ms = self._admission.service_ms(route, model)
+        connection.client = Call(self._local, member, route, model, length, dialect, service_ms, now)
+        return None
+
+    def serve(self, connection: ServerConnection, request: Request, body: bytes | bytearray) -> Answer | Work:
+        call = connection.client
+        assert isinstance(call, Call)
+        parcel = Parcel.read(openai.read, call.dialect, body)
+        matches = len(body) == call.length and not isinstance(parcel, BodyFault)
+        if isinstance(parcel, BodyFault) or not matches or parcel.facts.model != call.model:
+            self._drop_call(connection)
+            return self._error("route_mismatch")
+        connection.client = None
+        asked = Asked(
+            request_id=request_id_of(request.headers) or call.route.decision_id,
+            dialect=call.dialect,
+            facts=parcel.facts,
+            headers=(),
+            caller=call.member.node_id,
+            body_bytes=len(body),
+            accepted_ms=request.accepted_ms,
+        )
+        choosing = OneTarget(call, self._key(call.route.endpoint), request.accepted_ms)
+        voice = IngressVoice(self._states)
+        courier = Courier(
+            self._w, choosing, voice, connection, request, asked, parcel, admitted=True, policy=self._policy
+        )
+        return courier.start()
+
+    def fault(self, connection: ServerConnection, request: Request | None, code: str) -> Answer:
+        self._drop_call(connection)
+        return self._error(code, keep=False)
+
+    def answered(self, connection: ServerConnection, request: Request | None, answer: Answer) -> None:
+        known = request is not None and request.path in DIALECTS
+        self._w.observer.answered(
+            AccessLine(
+                side=self.side,
+                method="-" if request is None else request.method.decode("ascii"),
+                route=request.path.decode("ascii") if known and request is not None else "-",
+                status=answer.status,
+                code=answer.code,
+                request_id=None if request is None else request_id_of(request.headers),
+                decision_id=None,
+                peer=None,
+                bytes_in=0,
+                bytes_out=len(answer.body),
+                attempts=0,
+                total_ms=0.0 if request is None else float(self._w.clock.boot_ms() - request.accepted_ms),
+                first_byte_ms=None,
+            )
+        )
+
+    def _drop_call(self, connection: ServerConnection) -> None:
+        call, connection.client = connection.client, None
+        if isinstance(call, Call):
+            call.end()
+
+    def _error(self, code: str, *, keep: bool = True) -> Answer:
+        return _told(status_of(code), code, b"x-pairmesh-error", self._states, keep=keep)
+
+    def _refused(self, cause: str) -> Answer:
+        return _told(429, cause, b"x-pairmesh-refused", self._states, keep=True)
+
+
+class StateHeader:
+    """The newest own record as a header, encoded once per record."""
+
+    __slots__ = ("_admission", "_header", "_signature")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._signature = b""
+        self._header: Headers = []
+
+    def headers(self) -> Headers:
+        fresh = self._admission.fresh_state()
+        if fresh is None:
+            return []
+        signed, signature = fresh
+        if signature != self._signature:
+            self._signature = signature
+            self._header = [(b"x-pairmesh-state", encode_state(signed, signature))]
+        return self._header
+
+
+class IngressVoice:
+    """Tells a router: a code in a header and a body of one member."""
+
+    __slots__ = ("_states",)
+
+    side = IngressFront.side
+
+    def __init__(self, states: StateHeader) -> None:
+        self._states = states
+
+    def refusal(
+        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
+    ) -> Answer:
+        return _told(told.status, told.code, b"x-pairmesh-error", self._states, keep=True)
+
+    def stream_error(self, code: str, *, mid_event: bool) -> bytes:
+        return b""
+
+    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
+        return [(b"x-request-id", asked.request_id.encode("ascii")), *self._states.headers()]
+
+
+def _told(status: int, code: str, name: bytes, states: StateHeader, *, keep: bool) -> Answer:
+    headers = [*JSON, (name, code.encode("ascii")), *states.headers()]
+    if status in (429, 503):
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    body = msgspec.json.encode({"code": code})
+    return Answer(status=status, headers=headers, body=body, code=code, keep=keep)
+
+
+def _announced(request: Request) -> tuple[RouteHeader | None, str | None, int | None]:
+    """Route, model and body length as the head announces them, each None if missing, repeated or malformed."""
+    told: dict[bytes, bytes] = {}
+    for name, value in request.headers:
+        if name in _ANNOUNCED:
+            if name in told:
+                return None, None, None
+            told[name] = value
+    route = parse_route(told.get(b"x-pairmesh-route", b"").decode("latin-1"))
+    model = told.get(b"x-pairmesh-model", b"").decode("latin-1")
+    length = told.get(b"x-pairmesh-length", b"")
+    good = length.isdigit() and len(length) <= 9
+    return route, model or None, int(length) if good else None
+
+
+_ANNOUNCED = frozenset({b"x-pairmesh-route", b"x-pairmesh-model", b"x-pairmesh-length"})
