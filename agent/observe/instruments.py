@@ -1,0 +1,126 @@
+"""The named metrics of requests, and what one decision adds to them.
+
+Fed with finished records and plain numbers; knows no relay and no mesh. Label values come from closed sets of
+ours, endpoints and models excepted, which the cap of ``metrics`` bounds.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from agent.observe.log import Log
+from agent.observe.metrics import Counter, Family, Gauge, Histogram
+from router_core.placement.record import DecisionRecord
+
+_DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+_LN_ERROR: Final = (-2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+class DecisionMetrics:
+    """What was decided and how it went. ``decided`` once per decision, ``ended`` once per request."""
+
+    def __init__(self) -> None:
+        self._decisions = Counter("pairmesh_decisions_total", "Decisions.", ("action", "reason"))
+        self._seconds = Histogram(
+            "pairmesh_decision_seconds", "Time one decision took.", bounds=_DECISION_SECONDS
+        )
+        self._excluded = Counter("pairmesh_excluded_total", "Rows left out of a choice.", ("code",))
+        self._hints = Counter("pairmesh_hints_total", "Hints and what became of them.", ("hint", "outcome"))
+        self._degraded = Counter("pairmesh_degraded_total", "Choices from what was left.", ("kind",))
+        self._errors = Histogram(
+            "pairmesh_prediction_error_ln", "ln(actual / predicted).", ("kind",), bounds=_LN_ERROR
+        )
+        self._attempts = Counter("pairmesh_attempts_total", "Attempts by how they ended.", ("result",))
+        self._refusals = Counter("pairmesh_refusals_total", "Requests a peer's ingress declined.", ("cause",))
+        self._cancelled = Counter("pairmesh_cancelled_total", "Requests cut short.", ("by",))
+
+    def decided(self, record: DecisionRecord, seconds: float) -> None:
+        self._decisions.inc(record.action.value, record.reason.value)
+        self._seconds.observe(seconds)
+        for code, rows in record.excluded_counts.items():
+            self._excluded.inc(code, by=rows)
+        for note in record.hints:
+            self._hints.inc(note.hint, note.outcome.value)
+        for kind in record.degraded:
+            self._degraded.inc(kind)
+
+    def ended(self, record: DecisionRecord) -> None:
+        for attempt in record.attempts:
+            if attempt.refused is None:
+                self._attempts.inc(attempt.result)
+            else:
+                self._refusals.inc(attempt.refused)
+        end = record.outcome
+        if end is None:
+            return
+        if end.cancelled_by is not None:
+            self._cancelled.inc(end.cancelled_by)
+        for kind, error in (("ttft", end.err_ttft), ("ect", end.err_ect)):
+            if error is not None:
+                self._errors.observe(error, kind)
+
+    def collect(self) -> Iterable[Family]:
+        return itertools.chain.from_iterable(
+            instrument.collect()
+            for instrument in (
+                self._decisions,
+                self._seconds,
+                self._excluded,
+                self._hints,
+                self._degraded,
+                self._errors,
+                self._attempts,
+                self._refusals,
+                self._cancelled,
+            )
+        )
+
+
+class RelayMetrics:
+    """Instruments of the relay, set by whoever hears its reports."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram("pairmesh_relay_seconds", "Time of one request by phase.", ("phase",))
+        self.bytes = Counter("pairmesh_relay_bytes_total", "Body bytes passed.", ("dir",))
+        self.connections = Gauge("pairmesh_relay_connections", "Open connections.", ("side",))
+        self.retries_reused = Counter(
+            "pairmesh_relay_retries_reused_total", "Requests sent again because a kept connection had ended."
+        )
+        self.rejected = Counter("pairmesh_relay_rejected_total", "Requests refused at intake.", ("code",))
+        self.buffered = Gauge("pairmesh_relay_buffered_bytes", "Bytes of bodies held now.")
+        self.in_flight = Gauge("pairmesh_in_flight", "Requests under way.", ("endpoint",))
+        self.breaker = Gauge(
+            "pairmesh_breaker_state", "0 closed, 1 open, 2 half open, by endpoint.", ("endpoint",)
+        )
+
+    def collect(self) -> Iterable[Family]:
+        return itertools.chain.from_iterable(
+            instrument.collect()
+            for instrument in (
+                self.seconds,
+                self.bytes,
+                self.connections,
+                self.retries_reused,
+                self.rejected,
+                self.buffered,
+                self.in_flight,
+                self.breaker,
+            )
+        )
+
+
+class Alarms:
+    """Turns what a machine wants told into one log line and one count."""
+
+    def __init__(self, log: Log, room: str) -> None:
+        self._log = log
+        self._room = room
+        self._count = Counter(f"pairmesh_{room}_alarms_total", f"Alarms of {room}.", ("code",))
+
+    def notify(self, code: str, fields: Mapping[str, object]) -> None:
+        """``code`` is from a closed set of the machine's."""
+        self._count.inc(code)
+        self._log.warning(f"{self._room}.{code}", **fields)
+
+    def collect(self) -> Iterable[Family]:
+        return self._count.collect()
