@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import aiohttp
 
+from agent.identity.listener import tune
+from agent.identity.routes import Port
 from agent.identity.tls import is_pinned, server_name
 from agent.mesh.addresses import Endpoint, IpAddress
 from agent.mesh.link import CLOSE_S, WebSocket
-from agent.mesh.sockets import dialling_socket
 from router_core import limits
 from router_core.record.membership import Member
 
@@ -93,7 +94,16 @@ def _session(source: IpAddress | None, transports: list[asyncio.Transport]) -> a
 
     def new_socket(info: Any) -> socket.socket:
         family, kind, protocol, _, _ = info
-        return dialling_socket(family, kind, protocol, source)
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            tune(sock, Port.LINK)
+            if source is not None and source.version == (6 if family == socket.AF_INET6 else 4):
+                sock.bind((str(source), 0))
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
     async def upgraded(
         _session: aiohttp.ClientSession, _ctx: SimpleNamespace, params: aiohttp.TraceRequestEndParams

@@ -86,7 +86,7 @@ class Discovery:
         self._zeroconf = zeroconf
         await zeroconf.async_register_service(self._announcement(addresses))
         self._announced = tuple(addresses)
-        self._browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self._on_change])
+        self._browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self.changed])
 
     async def announce(self, addresses: Sequence[IpAddress]) -> None:
         """Announce again if the addresses are others than before."""
@@ -113,7 +113,7 @@ class Discovery:
             server=f"{self._me}.local.",
         )
 
-    def _on_change(
+    def changed(
         self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
     ) -> None:
         """A service came or changed; one that went says nothing, since presence here means nothing."""

@@ -22,7 +22,7 @@ from agent.mesh.addresses import AddressBook, Endpoint, IpAddress
 from agent.mesh.dialling import Outcome
 from agent.mesh.inbox import Inbox
 from agent.mesh.link import Link
-from agent.mesh.links import Links
+from agent.mesh.links import DIAL_S, Links
 from agent.mesh.traffic import Counted, Traffic
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
 from router_core.mesh.actions import (
@@ -55,6 +55,7 @@ from router_core.mesh.events import (
     SavedKey,
     Ticked,
 )
+from router_core.mesh.picture import Picture
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Address, LeaveReason, Static, Volatile
@@ -86,6 +87,8 @@ class Machine(Protocol):
 
     def fresh_state(self, now: int) -> tuple[Sealed | None, list[Action]]: ...
 
+    def picture(self, now: int) -> Picture: ...
+
 
 class Shelf(Protocol):
     """Where the machine's memory is kept; called in a thread."""
@@ -116,6 +119,7 @@ class Driver:
         book: AddressBook,
         shelf: Shelf,
         told: Told,
+        dial_s: float = DIAL_S,
     ) -> None:
         self._machine = machine
         self._clock = clock
@@ -127,7 +131,9 @@ class Driver:
         self._inbox = Inbox()
         self._left = asyncio.Event()
         self._tasks = Tasks(told.failed)
-        self._links = Links(self, tls=tls, source=source, traffic=self._traffic, tasks=self._tasks)
+        self._links = Links(
+            self, tls=tls, source=source, traffic=self._traffic, tasks=self._tasks, dial_s=dial_s
+        )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mesh-store")
 
     # --- the loop -------------------------------------------------------------------------------------------
@@ -249,11 +255,11 @@ class Driver:
         """The newest own V or S body; of several between two steps the last one is published."""
         self._inbox.replace(BodyChanged(body=body, urgent=urgent, due_ms=due_ms))
 
-    def roster_changed(self, members: Sequence[Member], mesh_id: MeshId) -> None:
-        """Everybody who may speak now. Links of others are said goodbye to by the machine."""
-        self._members = {member.id16: member for member in members}
+    def roster_changed(self, members: Mapping[Id16, Member], mesh_id: MeshId) -> None:
+        """Everybody who may speak now, this node aside. Links of others are ended by the machine."""
+        self._members = dict(members)
         self._book.admit_members(self._members)
-        self._inbox.replace(RosterChanged(members=tuple(members), mesh_id=mesh_id))
+        self._inbox.replace(RosterChanged(members=tuple(self._members.values()), mesh_id=mesh_id))
 
     def record_heard(self, signed: bytes, sig: bytes) -> None:
         """A sealed record that came in a refusal; dropped and counted if 64 of them wait already."""
@@ -280,6 +286,15 @@ class Driver:
                 await self._links.gone()
         except TimeoutError:
             self._links.abort()
+
+    def picture(self) -> Picture:
+        """What the machine knows, for status and metrics: members, links and counts of records by reason."""
+        return self._machine.picture(self._clock.boot_ms())
+
+    @property
+    def open_links(self) -> int:
+        """Sockets held for links, those that are closing included."""
+        return len(self._links)
 
     def counted(self) -> Counted:
         """Totals of traffic since start."""

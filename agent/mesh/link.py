@@ -12,11 +12,10 @@ import contextlib
 from collections import deque
 from typing import Final, Protocol
 
-from aiohttp import ClientWebSocketResponse, WSCloseCode, WSMsgType
+from aiohttp import ClientWebSocketResponse, WebSocketError, WSCloseCode, WSMessage, WSMsgType
 from aiohttp.web import WebSocketResponse
 
 from agent.mesh.addresses import Endpoint
-from agent.mesh.sockets import tune
 from agent.mesh.traffic import Traffic
 from router_core import limits
 from router_core.ids import Id16
@@ -116,7 +115,6 @@ class Link:
 
     async def run(self, ears: LinkEars) -> None:
         """Own the socket until it is gone."""
-        tune(self._transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(high=READY_BYTES)
         sender = asyncio.create_task(self._send_all(ears), name=f"link {self.number} sender")
         try:
@@ -132,7 +130,7 @@ class Link:
         while True:
             message = await self._socket.receive()
             if message.type is not WSMsgType.BINARY or not message.data:
-                self._refuse(message.type)
+                self._refuse(message)
                 return
             if self._close_code is not None:
                 continue
@@ -142,16 +140,16 @@ class Link:
             ears.heard(self, data)
             await self._read_on.wait()
 
-    def _refuse(self, kind: WSMsgType) -> None:
-        if kind in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED):
+    def _refuse(self, message: WSMessage) -> None:
+        """Count and answer what is no link message; a bad frame was answered when it was parsed."""
+        if message.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED):
             return
-        if kind is not WSMsgType.ERROR:
+        if message.type is not WSMsgType.ERROR:
             self._traffic.refused["not_binary"] += 1
             self.close(WSCloseCode.UNSUPPORTED_DATA)
-        elif self._socket.close_code == WSCloseCode.MESSAGE_TOO_BIG:
-            self._traffic.refused["too_big"] += 1
-        elif self._socket.close_code == WSCloseCode.PROTOCOL_ERROR:
-            self._traffic.refused["bad_frame"] += 1
+        elif isinstance(message.data, WebSocketError):
+            too_big = message.data.code == WSCloseCode.MESSAGE_TOO_BIG
+            self._traffic.refused["too_big" if too_big else "bad_frame"] += 1
 
     async def _send_all(self, ears: LinkEars) -> None:
         with contextlib.suppress(ConnectionError):

@@ -1,7 +1,7 @@
 """All links of this node: those others opened, those we dialled, and the table of what is up.
 
-Rules kept here: at most four links per id are held and four dials are under way; each socket has one owning task,
-and however that ends, the driver is told. What is said on a link is not known here.
+Rules kept here: at most four dials are under way; each socket has one owning task, and however that ends, the
+driver is told. How many may come in is the listener's business; what is said on a link is not known here.
 """
 
 import asyncio
@@ -52,7 +52,9 @@ class Links:
         source: IpAddress | None,
         traffic: Traffic,
         tasks: Tasks,
+        dial_s: float = DIAL_S,
     ) -> None:
+        self._dial_s = dial_s
         self._ears = ears
         self._tls = tls
         self._source = source
@@ -76,9 +78,6 @@ class Links:
 
     async def serve(self, request: web.BaseRequest, peer: Id16) -> web.StreamResponse:
         """Turn an admitted request for the link path into a link, and own it to its end."""
-        if sum(link.peer == peer for link in self) >= limits.LINKS_PER_ID:
-            self._traffic.refused["too_many_links"] += 1
-            return web.Response(status=503)
         ws = web.WebSocketResponse(
             timeout=CLOSE_S,
             protocols=(SUBPROTOCOL,),
@@ -132,7 +131,7 @@ class Links:
 
     async def _first_reached(self, member: Member, endpoints: Sequence[Endpoint]) -> Opened | Outcome:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + DIAL_S
+        deadline = loop.time() + self._dial_s
         first: Outcome | None = None
         for tried, endpoint in enumerate(endpoints):
             share_s = (deadline - loop.time()) / (len(endpoints) - tried)

@@ -1,0 +1,128 @@
+"""Discovery against real multicast DNS on the loopback interface, and against records as strangers write them."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from ipaddress import ip_address
+
+import pytest
+from zeroconf import IPVersion, ServiceStateChange
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from agent.effects.clock import SystemClock
+from agent.mesh.addresses import Endpoint
+from agent.mesh.discovery import EVENTS_PER_S, SERVICE, TXT_BYTES, Discovery, own_addresses, sighting
+from agent.settings.values import Listen
+from router_core.ids import Id32, NodeId, node_id_of
+from tests.support.until import until
+
+LOOPBACK = ip_address("127.0.0.1")
+IDS = [node_id_of(Id32(bytes([number]) * 32)) for number in range(1, 5)]
+
+
+class Watcher:
+    """A discovery with everything it sighted."""
+
+    def __init__(self, me: NodeId, port: int) -> None:
+        self.sightings: list[tuple[NodeId, tuple[Endpoint, ...]]] = []
+        self.failures: list[BaseException] = []
+        self.discovery = Discovery(
+            me,
+            port,
+            sighted=self._sighted,
+            clock=SystemClock(),
+            failed=lambda name, exc: self.failures.append(exc),
+        )
+
+    def _sighted(self, node_id: NodeId, endpoints: Sequence[Endpoint]) -> None:
+        self.sightings.append((node_id, tuple(endpoints)))
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def started(stack: AsyncExitStack, me: NodeId, port: int) -> Watcher:
+    watcher = Watcher(me, port)
+    stack.push_async_callback(watcher.discovery.aclose)
+    await watcher.discovery.start([LOOPBACK])
+    return watcher
+
+
+def info(
+    node_id: NodeId, *, port: int = 7433, id_text: str | None = None, v: str = "1", pad: int = 0
+) -> AsyncServiceInfo:
+    properties = {"v": v, "id": node_id if id_text is None else id_text}
+    properties.update({f"pad{n}": "x" * 200 for n in range(pad)})
+    return AsyncServiceInfo(
+        SERVICE,
+        f"{node_id}.{SERVICE}",
+        port=port,
+        addresses=[LOOPBACK.packed],
+        properties=properties,
+        server=f"{node_id}.local.",
+    )
+
+
+async def test_two_nodes_on_one_interface_sight_each_other_and_follow_a_change(stack: AsyncExitStack) -> None:
+    a = await started(stack, IDS[0], 7433)
+    b = await started(stack, IDS[1], 7533)
+    await until(lambda: (IDS[1], (Endpoint(LOOPBACK, 7533),)) in a.sightings, 15)
+    await until(lambda: (IDS[0], (Endpoint(LOOPBACK, 7433),)) in b.sightings, 15)
+    moved = ip_address("127.0.0.9")
+    await b.discovery.announce([moved])
+    newest_first = Endpoint(moved, 7533)
+    await until(
+        lambda: any(seen[0] == newest_first for _, seen in a.sightings), 15, picture=lambda: a.sightings
+    )
+    assert {node_id for node_id, _ in a.sightings} == {IDS[1]}
+    assert a.failures == b.failures == []
+
+
+async def test_a_service_that_is_no_node_is_refused_and_says_nothing(stack: AsyncExitStack) -> None:
+    a = await started(stack, IDS[0], 7433)
+    stranger = AsyncZeroconf(interfaces=["127.0.0.1"], ip_version=IPVersion.V4Only)
+    stack.push_async_callback(stranger.async_close)
+    odd = AsyncServiceInfo(
+        SERVICE, f"printer.{SERVICE}", port=631, addresses=[LOOPBACK.packed], server="p.local."
+    )
+    await stranger.async_register_service(odd)
+    await stranger.async_register_service(info(IDS[2], id_text=IDS[3]))
+    await until(lambda: a.discovery.seen.refused >= 2, 15)
+    assert a.sightings == []
+
+
+@pytest.mark.threat("T2")
+async def test_browse_events_are_limited_per_second(stack: AsyncExitStack) -> None:
+    zeroconf = AsyncZeroconf(interfaces=["127.0.0.1"], ip_version=IPVersion.V4Only)
+    stack.push_async_callback(zeroconf.async_close)
+    watcher = Watcher(IDS[0], 7433)
+    for turn in range(4 * EVENTS_PER_S):
+        name = node_id_of(Id32(turn.to_bytes(32, "big")))
+        watcher.discovery.changed(zeroconf.zeroconf, SERVICE, f"{name}.{SERVICE}", ServiceStateChange.Added)
+    await watcher.discovery.aclose()
+    seen = watcher.discovery.seen
+    assert seen.events <= 2 * EVENTS_PER_S
+    assert seen.events + seen.dropped >= 4 * EVENTS_PER_S
+
+
+def test_a_record_counts_only_if_it_is_of_that_id_version_and_size() -> None:
+    good = info(IDS[0])
+    assert sighting(IDS[0], good) == (Endpoint(LOOPBACK, 7433),)
+    assert sighting(IDS[1], good) == ()
+    assert sighting(IDS[0], info(IDS[0], id_text="")) == ()
+    assert sighting(IDS[0], info(IDS[0], v="2")) == ()
+    assert sighting(IDS[0], info(IDS[0], port=0)) == ()
+    bloated = info(IDS[0], pad=3)
+    assert len(bloated.text) > TXT_BYTES
+    assert sighting(IDS[0], bloated) == ()
+
+
+def test_a_literal_listen_covers_itself_and_any_covers_no_loopback() -> None:
+    assert own_addresses(Listen(ip=ip_address("127.0.0.5"), port=7433)) == (ip_address("127.0.0.5"),)
+    everything = own_addresses(Listen(ip=None, port=7433))
+    assert not any(address.is_loopback or address.is_link_local for address in everything)
+    only_v4 = own_addresses(Listen(ip=ip_address("0.0.0.0"), port=7433))
+    assert set(only_v4) <= set(everything)
+    assert all(address.version == 4 for address in only_v4)

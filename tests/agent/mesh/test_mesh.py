@@ -1,0 +1,267 @@
+"""Whole nodes in one process: the real machine, real TLS, real sockets on loopback."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agent.effects.clock import SystemClock
+from agent.identity.keys import Ed25519Verifier, NodeKey
+from agent.mesh.shelf import MeshShelf
+from agent.settings.values import PeerHint
+from agent.store.marks import Marks
+from agent.store.members import PeerFiles
+from router_core.ids import Id16
+from router_core.mesh.machine import Mesh
+from router_core.mesh.publish import Me
+from router_core.policy.mesh import MeshPolicy
+from router_core.record.envelope import read_header
+from router_core.record.membership import Liveness, Member, ViewChange
+from router_core.record.state import LeaveReason, Static, Volatile
+from tests.support.faultproxy import FaultProxy
+from tests.support.meshnode import MESH, Node, Person, person
+from tests.support.until import until
+
+ALIVE = (Liveness.FRESH, Liveness.LATE)
+
+
+@dataclass(frozen=True)
+class NodeCrypto:
+    key: NodeKey
+    verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
+
+    def sign(self, message: bytes) -> bytes:
+        return self.key.sign(message)
+
+    def verify(self, key32: bytes, sig: bytes, message: bytes) -> bool:
+        return self.verifier.verify(key32, sig, message)
+
+
+class Peer(Node):
+    """A node with the real machine; ``seen`` is its newest picture of each other member."""
+
+    def __init__(
+        self,
+        who: Person,
+        number: int,
+        state: Path,
+        roster: Sequence[Member],
+        peers: Sequence[PeerHint],
+        **more: Any,
+    ) -> None:
+        clock = SystemClock()
+        state.mkdir(exist_ok=True)
+        shelf = MeshShelf(Marks(state), PeerFiles(state))
+        self.seen: dict[Id16, ViewChange] = {}
+        others = tuple(member for member in roster if member.id16 != who.id16)
+        machine = Mesh(
+            Me(id16=who.id16, key32=who.key.key32),
+            MeshPolicy(backoff_max_s=1),
+            NodeCrypto(who.key),
+            Random(number),
+            shelf.load(MESH, others),
+            clock.boot_ms(),
+        )
+        super().__init__(
+            who,
+            machine,
+            host=f"127.0.0.{number + 1}",
+            roster=roster,
+            shelf=shelf,
+            peers=peers,
+            on_view=self._fold,
+            **more,
+        )
+        self.number = number
+
+    def _fold(self, changes: Sequence[ViewChange]) -> None:
+        self.seen.update((change.origin, change) for change in changes)
+
+    def say(self) -> None:
+        """Publish bodies that name this node."""
+        self.driver.body_changed(Static(models_total=self.number))
+        self.driver.body_changed(Volatile(), urgent=True)
+
+    def sees(self, *others: Person) -> bool:
+        """True if it routes to all ``others`` and holds their own S."""
+        found = [self.seen.get(other.id16) for other in others]
+        return all(
+            c is not None and c.state in ALIVE and c.static is not None and c.volatile is not None
+            for c in found
+        )
+
+    def state_of(self, other: Person) -> Liveness | None:
+        change = self.seen.get(other.id16)
+        return None if change is None else change.state
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.phase == "up" for link in self.driver.picture().links)
+
+
+@dataclass
+class Town:
+    """People who are members of one mesh, and where their nodes keep their state."""
+
+    folder: Path
+    people: list[Person]
+    stack: AsyncExitStack
+
+    async def start(
+        self, number: int, *found: Peer | PeerHint, members: Sequence[int] | None = None, **more: Any
+    ) -> Peer:
+        """Node ``number``, which can dial ``found``."""
+        who = self.people[number]
+        roster = [self.people[n].member for n in (range(len(self.people)) if members is None else members)]
+        hints = [peer.hint if isinstance(peer, Peer) else peer for peer in found]
+        peer = Peer(who, number, self.folder / f"state-{number}", roster, hints, **more)
+        await self.stack.enter_async_context(peer)
+        peer.say()
+        return peer
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    async with AsyncExitStack() as stack:
+        yield Town(tmp_path, [person(tmp_path, number) for number in range(1, 4)], stack)
+
+
+def through(proxy: FaultProxy, to: Peer) -> PeerHint:
+    host, port = proxy.address
+    return PeerHint(ref=to.who.member.node_id, named=False, ip=ip_address(host), port=port)
+
+
+async def trio(town: Town) -> tuple[Peer, Peer, Peer]:
+    """Three nodes in full mesh that see each other."""
+    a = await town.start(0)
+    b = await town.start(1, a)
+    c = await town.start(2, a, b)
+    everybody = (a, b, c)
+    await until(
+        lambda: all(peer.links_up == 2 for peer in everybody),
+        15,
+        picture=lambda: [p.driver.picture() for p in everybody],
+    )
+    for peer in everybody:
+        others = [other.who for other in everybody if other is not peer]
+        await until(
+            lambda peer=peer, others=others: peer.sees(*others),
+            15,
+            picture=lambda: [p.driver.picture() for p in everybody],
+        )  # type: ignore[misc]
+    return everybody
+
+
+async def test_two_nodes_see_each_others_state(town: Town) -> None:
+    a = await town.start(0)
+    b = await town.start(1, a)
+    await until(
+        lambda: a.sees(b.who) and b.sees(a.who), 15, picture=lambda: (a.driver.picture(), b.driver.picture())
+    )
+    static = a.seen[b.who.id16].static
+    assert static is not None
+    assert static.models_total == b.number
+
+
+async def test_three_nodes_form_a_full_mesh(town: Town) -> None:
+    a, b, c = await trio(town)
+    totals = {
+        peer.seen[other.who.id16].static.models_total
+        for peer in (a, b, c)
+        for other in (a, b, c)
+        if other is not peer
+    }  # type: ignore[union-attr]
+    assert totals == {0, 1, 2}
+
+
+async def test_a_killed_node_is_suspected_at_once_by_both_others(town: Town) -> None:
+    a, b, c = await trio(town)
+    await c.kill()
+    for peer in (a, b):
+        await until(
+            lambda peer=peer: peer.state_of(c.who) is Liveness.SUSPECT, 3, picture=peer.driver.picture
+        )  # type: ignore[misc]
+    assert a.sees(b.who)
+    assert b.sees(a.who)
+
+
+async def test_a_node_that_leaves_is_known_to_have_left(town: Town) -> None:
+    a, b, c = await trio(town)
+    await c.driver.leave(LeaveReason.SHUTDOWN)
+    for peer in (a, b):
+        await until(lambda peer=peer: peer.state_of(c.who) is Liveness.LEFT, 2, picture=peer.driver.picture)  # type: ignore[misc]
+    assert c.links_up == 0
+
+
+async def test_a_node_restarted_with_its_state_has_a_higher_epoch_and_is_routed_again(town: Town) -> None:
+    a, b, _ = await trio(town)
+    before = a.seen[b.who.id16].epoch
+    await b.kill()
+    await until(lambda: a.state_of(b.who) is Liveness.SUSPECT, 3)
+    again = await town.start(1, a)
+    await until(lambda: a.sees(b.who) and a.seen[b.who.id16].epoch > before, 15, picture=a.driver.picture)
+    assert again.driver.picture().epoch == before + 1
+
+
+async def test_good_addresses_survive_a_restart_and_no_hint_is_needed(town: Town) -> None:
+    loopback = {"allow": (ip_network("127.0.0.0/8"),)}
+    a = await town.start(0)
+    b = await town.start(1, a, **loopback)
+    await until(lambda: b.sees(a.who), 15)
+    peers = PeerFiles(town.folder / "state-1")
+    await until(lambda: peers.load(), 15)
+    await b.kill()
+    again = await town.start(1, **loopback)
+    await until(lambda: again.sees(a.who), 15, picture=again.driver.picture)
+
+
+async def test_a_removed_member_loses_its_links_within_a_second(town: Town) -> None:
+    a, b, c = await trio(town)
+    await a.set_roster([a.who.member, b.who.member])
+    await until(lambda: a.links_up == 1 and a.driver.open_links == 1, 1, picture=a.driver.picture)
+    assert a.sees(b.who)
+    await until(lambda: c.links_up == 1)
+
+
+async def test_a_half_open_link_is_noticed_within_six_seconds(town: Town) -> None:
+    a = await town.start(0, members=(0, 1))
+    async with FaultProxy((a.host, a.port)) as proxy:
+        b = await town.start(1, through(proxy, a), members=(0, 1))
+        await until(lambda: a.sees(b.who) and b.sees(a.who), 15)
+        proxy.half_open()
+        await until(lambda: b.state_of(a.who) is Liveness.SUSPECT, 6.5, picture=b.driver.picture)
+        await until(lambda: a.state_of(b.who) is Liveness.SUSPECT, 2, picture=a.driver.picture)
+        proxy.heal()
+        proxy.reset()
+        await until(lambda: a.sees(b.who) and b.sees(a.who), 15, picture=b.driver.picture)
+
+
+async def test_a_trickling_peer_delays_nobody_else(town: Town) -> None:
+    a = await town.start(0)
+    async with FaultProxy((a.host, a.port)) as proxy:
+        b = await town.start(1, a)
+        await until(lambda: b.sees(a.who) and a.sees(b.who), 15)
+        proxy.trickle(40, 100)
+        c = await town.start(2, through(proxy, a), b)
+        await until(lambda: c.sees(b.who) and b.sees(c.who), 15, picture=c.driver.picture)
+        first = a.seen[b.who.id16].seq
+        await until(lambda: a.seen[b.who.id16].seq >= first + 3, 15)
+        assert a.sees(b.who)
+        assert b.sees(a.who)
+
+
+async def test_fresh_state_is_the_own_sealed_volatile_record(town: Town) -> None:
+    a = await town.start(0)
+    b = await town.start(1, a)
+    await until(lambda: b.sees(a.who), 15)
+    sealed = a.driver.fresh_state()
+    assert sealed is not None
+    header = read_header(sealed.signed)
+    assert header.id16 == a.who.id16
+    b.driver.record_heard(sealed.signed, sealed.sig)
+    await until(lambda: b.seen[a.who.id16].seq >= header.seq)
