@@ -26,6 +26,11 @@ class NodeKey:
         self.private = private
         self.key32 = private.public_key().public_bytes_raw()
 
+    @classmethod
+    def from_seed(cls, seed: bytes) -> "NodeKey":
+        """The key of 32 given bytes."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
     def sign(self, message: bytes) -> bytes:
         return self.private.sign(message)
 

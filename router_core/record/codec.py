@@ -9,7 +9,7 @@ It knows the bodies, but neither stamps nor signatures, and it never re-encodes 
 """
 
 import re
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgpack
 import msgspec
@@ -32,7 +32,11 @@ class Bounds(Struct, frozen=True, kw_only=True):
     binary: int
 
 
-LINK_MESSAGE: Final = Bounds(size=limits.LINK_MESSAGE - 1, array=1_024, text=128, binary=limits.RECORD_HEADER)
+LINK_MESSAGE: Final = Bounds(
+    size=limits.LINK_MESSAGE - 1, array=limits.HAVE_PER_CHUNK, text=128, binary=limits.RECORD_HEADER
+)
+"""No list of a message is longer than a HAVE's. The unpacker reserves what a list promises at every depth it
+allows, so this bounds its memory to about 2 MB whatever comes."""
 RECORD_HEADER: Final = Bounds(size=limits.RECORD_HEADER, array=16, text=0, binary=limits.RECORD_HEADER_BIN)
 V_BODY: Final = Bounds(size=limits.V_SIGNED, array=64, text=0, binary=16)
 S_BODY: Final = Bounds(size=limits.S_SIGNED, array=64, text=128, binary=32)
@@ -74,10 +78,17 @@ def unpack(data: bytes, bounds: Bounds, reason: str) -> object:
             max_array_len=bounds.array,
             max_str_len=bounds.text,
             max_bin_len=bounds.binary,
+            object_pairs_hook=_refuse,
+            ext_hook=_refuse,
         )
     except (ValueError, RecursionError, MemoryError, OverflowError, msgpack.UnpackException) as fault:
         raise RemoteFault(reason, f"unpack: {type(fault).__name__}") from None
     return unpacked
+
+
+def _refuse(*_: object) -> NoReturn:
+    """Even an empty map or ext: the length limits let those pass."""
+    raise ValueError("maps and ext types are not used")
 
 
 def convert(unpacked: object, kind: type[T], reason: str) -> T:

@@ -242,7 +242,7 @@ class Dispatch(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class LostLink(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """"My link to it broke abnormally; this was its newest V I held"."""
+    """ "My link to it broke abnormally; this was its newest V I held"."""
 
     id16: Bytes16
     epoch: U63
