@@ -16,13 +16,13 @@ from agent.mesh.shelf import MeshShelf
 from agent.settings.values import PeerHint
 from agent.store.marks import Marks
 from agent.store.members import PeerFiles
-from router_core.ids import Id16
+from router_core.ids import Id16, mesh8_of
 from router_core.mesh.machine import Mesh
 from router_core.mesh.publish import Me
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import read_header
 from router_core.record.membership import Liveness, Member, ViewChange
-from router_core.record.state import LeaveReason, Static, Volatile
+from router_core.record.state import Address, LeaveReason, Static, Volatile
 from tests.support.faultproxy import FaultProxy
 from tests.support.meshnode import MESH, Node, Person, person
 from tests.support.until import until
@@ -56,6 +56,7 @@ class Peer(Node):
     ) -> None:
         clock = SystemClock()
         state.mkdir(exist_ok=True)
+        more.setdefault("allow", (ip_network("127.0.0.0/8"),))
         shelf = MeshShelf(Marks(state), PeerFiles(state))
         self.seen: dict[Id16, ViewChange] = {}
         others = tuple(member for member in roster if member.id16 != who.id16)
@@ -84,7 +85,8 @@ class Peer(Node):
 
     def say(self) -> None:
         """Publish bodies that name this node."""
-        self.driver.body_changed(Static(models_total=self.number))
+        here = Address(ip=ip_address(self.host).packed, mesh_port=self.port, ingress_port=self.port)
+        self.driver.body_changed(Static(addrs=(here,), models_total=self.number))
         self.driver.body_changed(Volatile(), urgent=True)
 
     def sees(self, *others: Person) -> bool:
@@ -209,15 +211,14 @@ async def test_a_node_restarted_with_its_state_has_a_higher_epoch_and_is_routed_
 
 
 async def test_good_addresses_survive_a_restart_and_no_hint_is_needed(town: Town) -> None:
-    loopback = {"allow": (ip_network("127.0.0.0/8"),)}
     a = await town.start(0)
-    b = await town.start(1, a, **loopback)
+    b = await town.start(1, a)
     await until(lambda: b.sees(a.who), 15)
-    peers = PeerFiles(town.folder / "state-1")
-    await until(lambda: peers.load(), 15)
+    await b.driver.leave(LeaveReason.RESTART)
     await b.kill()
-    again = await town.start(1, **loopback)
+    again = await town.start(1)
     await until(lambda: again.sees(a.who), 15, picture=again.driver.picture)
+    assert [link.dialled for link in again.driver.picture().links] == [True]
 
 
 async def test_a_removed_member_loses_its_links_within_a_second(town: Town) -> None:
@@ -229,9 +230,9 @@ async def test_a_removed_member_loses_its_links_within_a_second(town: Town) -> N
 
 
 async def test_a_half_open_link_is_noticed_within_six_seconds(town: Town) -> None:
-    a = await town.start(0, members=(0, 1))
+    a = await town.start(0, members=(0, 1), allow=())
     async with FaultProxy((a.host, a.port)) as proxy:
-        b = await town.start(1, through(proxy, a), members=(0, 1))
+        b = await town.start(1, through(proxy, a), members=(0, 1), allow=())
         await until(lambda: a.sees(b.who) and b.sees(a.who), 15)
         proxy.half_open()
         await until(lambda: b.state_of(a.who) is Liveness.SUSPECT, 6.5, picture=b.driver.picture)
@@ -242,12 +243,12 @@ async def test_a_half_open_link_is_noticed_within_six_seconds(town: Town) -> Non
 
 
 async def test_a_trickling_peer_delays_nobody_else(town: Town) -> None:
-    a = await town.start(0)
+    a = await town.start(0, allow=())
     async with FaultProxy((a.host, a.port)) as proxy:
         b = await town.start(1, a)
         await until(lambda: b.sees(a.who) and a.sees(b.who), 15)
         proxy.trickle(40, 100)
-        c = await town.start(2, through(proxy, a), b)
+        c = await town.start(2, through(proxy, a), b, allow=())
         await until(lambda: c.sees(b.who) and b.sees(c.who), 15, picture=c.driver.picture)
         first = a.seen[b.who.id16].seq
         await until(lambda: a.seen[b.who.id16].seq >= first + 3, 15)
@@ -261,7 +262,7 @@ async def test_fresh_state_is_the_own_sealed_volatile_record(town: Town) -> None
     await until(lambda: b.sees(a.who), 15)
     sealed = a.driver.fresh_state()
     assert sealed is not None
-    header = read_header(sealed.signed)
+    header = read_header(sealed.signed, mesh8_of(MESH))
     assert header.id16 == a.who.id16
     b.driver.record_heard(sealed.signed, sealed.sig)
     await until(lambda: b.seen[a.who.id16].seq >= header.seq)
