@@ -36,8 +36,8 @@ def resource_levels(sampled: Sampled, now: int) -> tuple[ResourceLevel, ...]:
 def _resource_level(state: ResourceState, now: int) -> ResourceLevel:
     known = state.level is not None and _fresh(state.taken_ms, now)
     return ResourceLevel(
-        code=state.code,
-        level=state.level if known else None,
+        code=int(state.code),
+        level=int(state.level) if known and state.level is not None else None,
         score_c=half_up(100 * state.score) if known and state.score is not None else None,
         age_ds=age_ds(state.taken_ms, now),
     )

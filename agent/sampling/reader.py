@@ -1,0 +1,226 @@
+"""Reads the host: CPU, memory, stalls, paging and cgroups into one sample.
+
+Every psutil, procfs, sysfs and cgroup call of the process is made here, always from the same thread. What a
+source does not give is a reading without a value; nothing is latched, a source missing at first is tried again.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from agent.sampling.cgroups import (
+    Hierarchy,
+    Layout,
+    MemoryLimit,
+    cpu_quota,
+    cpu_time_us,
+    find_layout,
+    memory_limit,
+)
+from agent.sampling.files import KeptFile, Roots, fields_of, read_text, whole
+from agent.sampling.host import HostAnswer, Tick
+from agent.sampling.platform import detect_profile
+from router_core.pressure.samples import (
+    CpuTimes,
+    EngineCgroup,
+    HostSample,
+    Reading,
+    measured,
+    missing,
+    unsupported,
+)
+
+RETRY_MS: Final = 3_600_000
+"""How often an unsupported source is tried again."""
+LAYOUT_MS: Final = 30_000
+NOT_BUSY: Final = frozenset({"idle", "iowait", "steal", "guest", "guest_nice"})
+NEVER: Final = (errno.ENOENT, errno.EOPNOTSUPP, errno.ENOTDIR)
+
+
+class StallCounter:
+    """One line (``some`` or ``full``) of a pressure file, as a counter of microseconds.
+
+    With a cgroup beside the host the counter grows by the greater of both growths.
+    """
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self._last: dict[str, int] = {}
+        self._total = 0
+
+    def read(self, texts: dict[str, str | None]) -> int | None:
+        """The counter after these texts (by source); None if no text has the line."""
+        totals = {
+            source: total for source, text in texts.items() if (total := self._stalled(text)) is not None
+        }
+        if not totals:
+            return None
+        self._total += max(max(0, total - self._last.get(source, total)) for source, total in totals.items())
+        self._last = totals
+        return self._total
+
+    def _stalled(self, text: str | None) -> int | None:
+        for line in (text or "").splitlines():
+            if line.startswith(f"{self._line} "):
+                return whole(line.rpartition("total=")[2])
+        return None
+
+
+class HostReader:
+    """Reads one ``HostSample`` per call. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        boot_ms: Callable[[], int],
+        *,
+        cpu_times: Callable[[], Any] = psutil.cpu_times,
+        virtual_memory: Callable[[], Any] = psutil.virtual_memory,
+        own_cpu_ns: Callable[[], int] = time.process_time_ns,
+    ) -> None:
+        self._roots = roots
+        self._boot_ms = boot_ms
+        self._cpu_times = cpu_times
+        self._virtual_memory = virtual_memory
+        self._own_cpu_ns = own_cpu_ns
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._stalls = KeptFile(roots.proc / "pressure" / "memory")
+        self._stalls_retry_ms: int | None = None
+        self._some, self._full = StallCounter("some"), StallCounter("full")
+        self._vmstat = KeptFile(roots.proc / "vmstat")
+        self._layout: tuple[Layout, int] | None = None
+
+    def read(self, tick: Tick) -> HostAnswer:
+        """Everything a tick asks for. What a source does not give is a reading without a value."""
+        now = self._boot_ms()
+        layout = self._current_layout(now)
+        engines, limit, quota = self._cgroups(layout, tick.units)
+        available, total = self._memory(now)
+        some, full = self._memory_stalls(now, limit)
+        swapped, kills = self._paging(now)
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        sample = HostSample(
+            taken_ms=now,
+            mem_avail_bytes=_least(available, None if limit is None else limit.left_bytes, now),
+            mem_whole_bytes=_least(total, None if limit is None else limit.limit_bytes, now),
+            mem_total_bytes=total,
+            cpu_times=self._cpu(now),
+            own_cpu_us=measured(self._own_cpu_ns() // 1_000, now),
+            memory_some_us=some,
+            memory_full_us=full,
+            swapped_bytes=swapped,
+            oom_kills=kills,
+            cpus=os.cpu_count() or 1,
+            cpu_capacity=usable if quota is None else min(float(usable), quota),
+            cpu_quota=quota,
+            mem_limit_bytes=None if limit is None else limit.limit_bytes,
+            swap_on_zram=self._swap_on_zram(),
+            engines=engines,
+        )
+        return HostAnswer(sample=sample, profile=detect_profile(self._roots) if tick.want_profile else None)
+
+    def _current_layout(self, now: int) -> Layout:
+        if self._layout is None or now - self._layout[1] >= LAYOUT_MS:
+            self._layout = find_layout(self._roots), now
+        return self._layout[0]
+
+    def _cgroups(
+        self, layout: Layout, units: tuple[str, ...]
+    ) -> tuple[tuple[EngineCgroup, ...], MemoryLimit | None, float | None]:
+        """Every engine's cgroup, and the loosest limits among them; without engines, the limits above ourselves."""
+        engines: list[EngineCgroup] = []
+        limits: list[MemoryLimit | None] = []
+        quotas: list[float | None] = []
+        for unit in dict.fromkeys(units):
+            memory, cpu, counter = (
+                None if tree is None else tree.unit(unit)
+                for tree in (layout.memory, layout.cpu, layout.cpuacct)
+            )
+            if memory is None and counter is None:
+                continue
+            limit = memory_limit(layout.memory, memory) if layout.memory and memory else None
+            spent = cpu_time_us(layout.cpuacct, counter) if layout.cpuacct and counter else None
+            engines.append(
+                EngineCgroup(unit=unit, mem_left_bytes=limit.left_bytes if limit else None, cpu_us=spent)
+            )
+            limits.append(limit)
+            quotas.append(cpu_quota(layout.cpu, cpu) if layout.cpu and cpu else None)
+        if not engines:
+            return (
+                (),
+                _own_limit(layout.memory),
+                cpu_quota(layout.cpu, layout.cpu.own_start()) if layout.cpu else None,
+            )
+        known = [limit for limit in limits if limit is not None]
+        loosest = max(known, key=lambda each: each.left_bytes) if len(known) == len(limits) else None
+        least = [quota for quota in quotas if quota is not None]
+        return tuple(engines), loosest, max(least) if len(least) == len(quotas) else None
+
+    def _cpu(self, now: int) -> Reading[CpuTimes]:
+        try:
+            times = self._cpu_times()
+        except (OSError, RuntimeError) as error:
+            return missing(now, _number(error))
+        busy = tuple(getattr(times, name) for name in times._fields if name not in NOT_BUSY)
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        return measured(CpuTimes(busy=busy, idle=idle, steal=getattr(times, "steal", 0.0)), now)
+
+    def _memory(self, now: int) -> tuple[Reading[int], Reading[int]]:
+        try:
+            memory = self._virtual_memory()
+        except (OSError, RuntimeError) as error:
+            return missing(now, _number(error)), missing(now, _number(error))
+        return measured(memory.available, now), measured(memory.total, now)
+
+    def _memory_stalls(self, now: int, limit: MemoryLimit | None) -> tuple[Reading[int], Reading[int]]:
+        if self._stalls_retry_ms is not None and now < self._stalls_retry_ms:
+            return unsupported(now, self._stalls.error), unsupported(now, self._stalls.error)
+        text, code = self._stalls.read(), self._stalls.error
+        if text is None and code in NEVER:
+            self._stalls_retry_ms = now + RETRY_MS
+            return unsupported(now, code), unsupported(now, code)
+        if text is None:
+            return missing(now, code), missing(now, code)
+        self._stalls_retry_ms = None
+        texts: dict[str, str | None] = {"host": text}
+        if limit is not None and limit.stalls is not None:
+            texts[str(limit.stalls)] = read_text(limit.stalls / "memory.pressure")
+        return _counted(self._some.read(texts), now), _counted(self._full.read(texts), now)
+
+    def _paging(self, now: int) -> tuple[Reading[int], Reading[int]]:
+        text, code = self._vmstat.read(), self._vmstat.error
+        if text is None:
+            gone: Reading[int] = unsupported(now, code) if code in NEVER else missing(now, code)
+            return gone, gone
+        counts = fields_of(text)
+        pages = [counts[name] for name in ("pswpin", "pswpout") if name in counts]
+        swapped = sum(pages) * self._page_bytes if pages else None
+        return _counted(swapped, now), _counted(counts.get("oom_kill"), now)
+
+    def _swap_on_zram(self) -> bool:
+        devices = (read_text(self._roots.proc / "swaps") or "").splitlines()[1:]
+        return bool(devices) and all(
+            Path(line.split()[0]).name.startswith("zram") for line in devices if line.strip()
+        )
+
+
+def _own_limit(tree: Hierarchy | None) -> MemoryLimit | None:
+    return None if tree is None else memory_limit(tree, tree.own_start())
+
+
+def _least(reading: Reading[int], limit: int | None, now: int) -> Reading[int]:
+    """The lower of a host's value and a cgroup's; an unknown host value stays unknown."""
+    return reading if reading.value is None or limit is None else measured(min(reading.value, limit), now)
+
+
+def _counted(total: int | None, now: int) -> Reading[int]:
+    return unsupported(now) if total is None else measured(total, now)
+
+
+def _number(error: Exception) -> int:
+    return (error.errno if isinstance(error, OSError) else None) or errno.EIO

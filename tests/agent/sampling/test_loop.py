@@ -1,0 +1,234 @@
+"""The tick, from question to published sample."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.effects.clock import SystemClock
+from agent.sampling.files import Roots
+from agent.sampling.host import HostAnswer, Tick
+from agent.sampling.loop import OwnWork, Sampler, SamplerPorts, SamplingTimes, next_tick
+from agent.sampling.reader import HostReader
+from agent.settings.load import Settings, load
+from router_core.policy.pressure import GIB
+from router_core.pressure.machine import Notify
+from router_core.pressure.samples import Sampled, Status, measured
+from router_core.record.state import Flag, Level
+from tests.support.host_samples import host
+from tests.support.until import until
+
+
+class Shifted(SystemClock):
+    """The host's clock, moved on by the test."""
+
+    ahead_ms = 0
+
+    def boot_ms(self) -> int:
+        return super().boot_ms() + self.ahead_ms
+
+
+class Desk:
+    """A sampler with a scripted host, and everything it published."""
+
+    def __init__(
+        self, folder: Path, *, read: Callable[[Tick], HostAnswer] | None = None, **times: int
+    ) -> None:
+        self.clock = Shifted()
+        self.free = threading.Event()
+        self.free.set()
+        self.asked: list[Tick] = []
+        self.changes: dict[str, Any] = {}
+        self.between: Callable[[], None] | None = None
+        """Called once after a tick, when nothing is being read."""
+        self.profile = "server"
+        self.error: Exception | None = None
+        self.work = OwnWork(units=(None,))
+        self.published: list[tuple[Sampled, bool]] = []
+        self.notes: list[Notify] = []
+        self.errors: list[Exception] = []
+        found = load(folder, host_name="x")
+        assert isinstance(found, Settings)
+        ports = SamplerPorts(
+            read=read or self._read,
+            work=lambda: self.work,
+            on_sampled=self._publish,
+            on_notify=self.notes.append,
+            on_failed=self.errors.append,
+        )
+        self.sampler = Sampler(
+            found.sampling, self.clock, ports, SamplingTimes(**{"tick_ms": 20, "answer_ms": 10} | times)
+        )
+
+    def _publish(self, sampled: Sampled, urgent: bool) -> None:
+        self.published.append((sampled, urgent))
+        if self.between is not None:
+            between, self.between = self.between, None
+            between()
+
+    def _read(self, tick: Tick) -> HostAnswer:
+        self.asked.append(tick)
+        self.free.wait(30)
+        if self.error is not None:
+            raise self.error
+        now = self.clock.boot_ms()
+        sample = host(now, **{name: make(now) for name, make in self.changes.items()})
+        return HostAnswer(sample=sample, profile=self.profile if tick.want_profile else None)
+
+    @property
+    def last(self) -> Sampled:
+        return self.published[-1][0]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.sampler.run())
+        try:
+            await until(
+                lambda: (
+                    self.published and self.last.resources and self.last.cpu_external_pct.value is not None
+                )
+            )
+            yield
+        finally:
+            self.free.set()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_the_real_host_is_published_with_levels_scores_and_external_cpu(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, read=HostReader(Roots(), SystemClock().boot_ms).read, tick_ms=50, answer_ms=1_000)
+    desk.work = OwnWork()
+    async with desk.running():
+        await until(lambda: all(state.level is not None for state in desk.last.resources if state.taken_ms))
+        assert desk.last.mem_avail_bytes.status is Status.OK
+        assert desk.last.cpu_external_pct.value is not None
+        assert 0 <= desk.last.cpu_external_pct.value <= 100
+        assert desk.last.flags == Flag(0)
+        assert desk.sampler.latest is desk.last
+
+
+async def test_a_change_of_level_is_urgent_once_and_told(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with desk.running():
+        await until(lambda: all(state.level is Level.NONE for state in desk.last.resources))
+        seen, told = len(desk.published), len(desk.notes)
+        desk.changes["mem_avail_bytes"] = lambda now: measured(2 * GIB, now)
+        await until(lambda: any(urgent for _, urgent in desk.published[seen:]))
+        await until(lambda: len(desk.published) > seen + 5)
+        assert [urgent for _, urgent in desk.published[seen:]].count(True) == 1
+        assert [note.transition.signal for note in desk.notes[told:]] == ["memory.avail"]
+
+
+async def test_a_stuck_thread_never_holds_up_a_tick_and_its_fields_age(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with desk.running():
+        desk.free.clear()
+        held = len(desk.asked)
+        await until(lambda: len(desk.asked) > held)
+        beat, seen = desk.sampler.heartbeat_ms, len(desk.published)
+        desk.clock.ahead_ms = 4_000
+        await until(lambda: desk.last.mem_avail_bytes.status is Status.STALE)
+        assert desk.last.flags == Flag.SENSOR_STALE
+        assert len(desk.published) > seen
+        desk.clock.ahead_ms = 11_000
+        await until(lambda: desk.last.mem_avail_bytes.status is Status.UNKNOWN)
+        assert desk.last.mem_avail_bytes.value is None
+        assert desk.last.flags == Flag.SENSOR_STALE | Flag.DEGRADED | Flag.NO_LOAD
+        assert len(desk.asked) == held + 1
+        assert desk.sampler.heartbeat_ms == beat
+        desk.free.set()
+        await until(lambda: desk.last.flags == Flag(0))
+        assert desk.sampler.heartbeat_ms > beat
+
+
+async def test_a_host_that_never_answers_is_published_as_unknown(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.free.clear()
+    task = asyncio.create_task(desk.sampler.run())
+    await until(lambda: len(desk.published) > 2)
+    assert desk.last.host is None
+    assert desk.last.flags == Flag.SENSOR_STALE | Flag.NO_LOAD
+    assert [state.level for state in desk.last.resources] == [None, None]
+    desk.free.set()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_read_that_raises_is_told_and_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with desk.running():
+        desk.error = ValueError("odd file")
+        await until(lambda: len(desk.errors) >= 2)
+        desk.error = None
+        seen = desk.sampler.heartbeat_ms
+        await until(lambda: desk.sampler.heartbeat_ms > seen)
+
+
+async def test_a_suspend_drops_the_difference_it_spans(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+
+    def suspend() -> None:
+        desk.clock.ahead_ms += 5_000
+        desk.changes["oom_kills"] = lambda now: measured(7, now)
+
+    async with desk.running():
+        await until(lambda: all(state.level is Level.NONE for state in desk.last.resources))
+        desk.between = suspend
+        await until(lambda: desk.clock.ahead_ms)
+        woken = desk.clock.boot_ms()
+        await until(lambda: desk.last.cpu_busy_pct.taken_ms > woken)
+        assert all(note.transition.after is not Level.CRITICAL for note in desk.notes)
+
+
+async def test_the_detected_profile_is_taken_over(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.profile = "desktop"
+    async with desk.running():
+        await until(lambda: desk.last.profile == "desktop")
+        assert desk.asked[0].want_profile
+        assert not desk.asked[1].want_profile
+
+
+async def test_units_of_engines_are_asked_for_once_each(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.work = OwnWork(units=("ollama.service", None, "ollama.service"))
+    async with desk.running():
+        assert desk.asked[0].units == ("ollama.service",)
+
+
+async def test_ticks_slow_down_while_nothing_is_asked_of_this_node(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, idle_tick_ms=30, idle_after_ms=60_000)
+    async with desk.running():
+        assert desk.sampler.period_ms == 20
+        desk.work = OwnWork()
+        desk.clock.ahead_ms += 60_000
+        await until(lambda: desk.sampler.period_ms == 30)
+        desk.work = OwnWork(in_flight=True)
+        await until(lambda: desk.sampler.period_ms == 20)
+
+
+async def test_signals_switched_off_are_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "pairmesh.toml").write_text('[sampling]\nprofile = "server"\npressure.swap.rate = "off"\n')
+    desk = Desk(tmp_path)
+    async with desk.running():
+        assert [state.code.name for state in desk.last.resources] == ["MEMORY"]
+
+
+@settings(max_examples=100)
+@given(grid=st.integers(0, 10**9), period=st.integers(1, 5_000), late=st.integers(0, 100_000))
+def test_the_next_tick_lies_on_the_grid_and_missed_ones_are_skipped(
+    grid: int, period: int, late: int
+) -> None:
+    now = grid + late
+    due = next_tick(grid, period, now)
+    assert due > grid
+    assert (due - grid) % period == 0
+    assert now <= due
+    assert due - now < period or due == grid + period
