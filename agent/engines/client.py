@@ -1,0 +1,215 @@
+"""HTTP toward one engine, for polling only: bounded, without redirects, and to that engine's address alone.
+
+Every failure becomes :class:`EngineUnreachable` (no usable answer) or :class:`EngineMisspoke` (an answer that
+does not mean what it must). Only GET is known here, so nothing can be generated, loaded or changed.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
+from agent.settings.manifest import Manifest
+from router_core import limits
+
+FAST_S = 2.0
+SLOW_S = 5.0
+CONNECTIONS = 2
+KEEP_IDLE_S = 3.0
+EVENT_SILENCE_S = 90.0
+PROBE_HEADER = "X-NVPAIR-Engine-Identity-Probe"
+
+AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+
+
+class Reply(Struct, frozen=True, gc=False, kw_only=True):
+    """One whole answer. Header names are in lower case; of duplicates the first is kept."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The decoded body. Raises :class:`EngineMisspoke` ``not_json``."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise EngineMisspoke("not_json", f"status {self.status}", self.status) from None
+
+    def require(self) -> "Reply":
+        """This reply if it is a 200. Raises :class:`EngineMisspoke` with the reason otherwise."""
+        if self.status == 200:
+            return self
+        if self.status in (401, 403):
+            raise EngineMisspoke("auth", f"status {self.status}", self.status)
+        if 300 <= self.status < 400:
+            raise EngineMisspoke("redirect", f"status {self.status}", self.status)
+        if self.status == 503 and b"loading" in self.body[:512].lower():
+            raise EngineMisspoke("loading", "", self.status)
+        raise EngineMisspoke("status", f"status {self.status}", self.status)
+
+
+class AddressRefused(OSError):
+    """The address a connection was about to be made to is not this engine's."""
+
+
+class EngineClient:
+    """One session to one engine. Use from one event loop; ``aclose`` when done."""
+
+    def __init__(self, manifest: Manifest, credential: Credential | None = None) -> None:
+        self._manifest = manifest
+        self._headers = {"Accept-Encoding": "identity", "User-Agent": "pairmesh"}
+        if credential is not None:
+            self._headers["Authorization"] = credential.authorization
+        self._session: aiohttp.ClientSession | None = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=CONNECTIONS,
+                keepalive_timeout=KEEP_IDLE_S,
+                use_dns_cache=False,
+                socket_factory=self._guarded_socket,
+            )
+            self._session = aiohttp.ClientSession(
+                str(self._manifest.url),
+                connector=connector,
+                trust_env=False,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+            )
+        return self._session
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _guarded_socket(self, info: AddressInfo) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not may_connect(self._manifest, str(address[0]), int(address[1])):
+            raise AddressRefused(f"{address[0]} is not the address of endpoint {self._manifest.name}")
+        return socket.socket(family, kind, protocol)
+
+    async def get(
+        self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY, probe: bool = False
+    ) -> Reply:
+        """GET ``path``; a body above ``cap`` bytes is refused unread. Any status is an answer here."""
+        headers = {PROBE_HEADER: "1"} if probe else None
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._opened().get(
+                path, allow_redirects=False, timeout=timeout, headers=headers
+            ) as answer:
+                body = await _bounded(answer, cap)
+                return Reply(status=answer.status, headers=_lowered(answer.headers), body=body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise _unreachable(error) from error
+
+    async def get_json(self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY) -> Any:
+        """The JSON of a 200 answer to GET ``path``."""
+        return (await self.get(path, timeout_s=timeout_s, cap=cap)).require().json()
+
+    async def touch(self) -> None:
+        """Open a bare connection and close it, for engines without any health route."""
+        host, port = self._manifest.url.host, self._manifest.url.port
+        if not may_connect(self._manifest, host, port):
+            raise EngineUnreachable("guard", "address refused")
+        try:
+            async with asyncio.timeout(FAST_S):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError) as error:
+            raise EngineUnreachable("connect", type(error).__name__) from error
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def events(self, path: str) -> AsyncIterator[bytes]:
+        """The ``data`` of server-sent events, one by one, until the stream ends.
+
+        Raises :class:`EngineUnreachable` ``read`` at the end of the stream or after ``EVENT_SILENCE_S``
+        without a byte. The first item is empty and says that the stream is open.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, connect=FAST_S, sock_read=EVENT_SILENCE_S)
+        try:
+            async with self._opened().get(path, allow_redirects=False, timeout=timeout) as answer:
+                if answer.status != 200 or answer.content_type != "text/event-stream":
+                    raise EngineMisspoke("status", f"status {answer.status}", answer.status)
+                yield b""
+                async for line in answer.content:
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise _unreachable(error) from error
+        raise EngineUnreachable("read", "event stream ended")
+
+
+def may_connect(manifest: Manifest, host: str, port: int) -> bool:
+    """Whether ``host`` (a literal) and ``port`` are this manifest's engine.
+
+    Loopback, or exactly the manifest's address under ``remote_host``; a ``cloud`` name may resolve to any
+    address that is neither loopback nor link-local.
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if port != manifest.url.port:
+        return False
+    if str(address) == manifest.url.host or host == manifest.url.host:
+        return address.is_loopback or manifest.remote_host
+    if not manifest.cloud or _is_literal(manifest.url.host):
+        return False
+    return not (
+        address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+    )
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _bounded(answer: aiohttp.ClientResponse, cap: int) -> bytes:
+    if answer.content_length is not None and answer.content_length > cap:
+        answer.close()
+        raise EngineMisspoke("too_large", f"{answer.content_length} bytes, at most {cap}", answer.status)
+    body = bytearray()
+    async for chunk in answer.content.iter_any():
+        body += chunk
+        if len(body) > cap:
+            answer.close()
+            raise EngineMisspoke("too_large", f"more than {cap} bytes", answer.status)
+    return bytes(body)
+
+
+def _lowered(headers: Mapping[str, str]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        found.setdefault(name.lower(), value)
+    return MappingProxyType(found)
+
+
+def _unreachable(error: Exception) -> EngineUnreachable:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, AddressRefused):
+            return EngineUnreachable("guard", "address refused")
+        cause = cause.__cause__
+    if isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError)):
+        return EngineUnreachable("connect", type(error).__name__)
+    if isinstance(error, TimeoutError):
+        return EngineUnreachable("timeout", type(error).__name__)
+    return EngineUnreachable("read", type(error).__name__)

@@ -1,0 +1,189 @@
+"""Speeds and token counts of one finished response, read from the bytes the relay kept of it.
+
+The relay hands over the first bytes and the last bytes of the body and its own marks; nothing is injected
+into a request to learn more. Sources, best first: the ``timings`` object of llama.cpp, any ``usage`` object
+(OpenAI and Anthropic spellings), and content events counted on the way. Text of prompts and answers is
+skipped, never kept.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from agent.engines.contract import Finish, Marks, Timings, TimingSource
+
+HEAD_BYTES = 4 * 1024
+TAIL_BYTES = 16 * 1024
+
+_FINISHES: Final[dict[str, Finish]] = {
+    "stop": Finish.STOP,
+    "end_turn": Finish.STOP,
+    "stop_sequence": Finish.STOP,
+    "completed": Finish.STOP,
+    "length": Finish.LENGTH,
+    "max_tokens": Finish.LENGTH,
+    "incomplete": Finish.LENGTH,
+    "tool_calls": Finish.TOOL,
+    "function_call": Finish.TOOL,
+    "tool_use": Finish.TOOL,
+}
+_TOLD = re.compile(rb'"(?:timings|usage|error)"|"(?:finish_reason|stop_reason|status)"\s*:\s*"')
+_OBJECT = re.compile(rb'"(timings|usage)"\s*:\s*(?=\{)')
+_FINISHED = re.compile(rb'"(?:finish_reason|stop_reason)"\s*:\s*"([a-z_]{1,32})"')
+
+
+def read_timings(head: bytes, tail: bytes, marks: Marks) -> Timings | None:
+    """What a complete response taught, or None if it taught nothing.
+
+    ``head`` and ``tail`` are the first and last bytes of the body (equal for a short one). Never raises.
+    """
+    timings, usage, finish = _collect(head, tail)
+    streamed = marks.content_events is not None
+    if timings:
+        return _from_engine(timings, marks, finish, streamed)
+    if usage:
+        return _from_usage(usage, marks, finish, streamed)
+    if not marks.content_events:
+        return None
+    return Timings(
+        source=TimingSource.COUNTED,
+        gen_tokens=marks.content_events,
+        gen_ms=_between(marks.first_content_ms, marks.last_byte_ms),
+        finish=finish,
+    )
+
+
+def _from_engine(timings: dict[str, Any], marks: Marks, finish: Finish | None, streamed: bool) -> Timings:
+    generated = _count(timings.get("predicted_n"))
+    per_second = _positive(timings.get("predicted_per_second"))
+    gen_ms = None
+    if generated is not None and generated > 1 and per_second is not None:
+        gen_ms = 1_000 * (generated - 1) / per_second
+    return Timings(
+        source=TimingSource.ENGINE,
+        prompt_tokens=_count(timings.get("prompt_n")),
+        cached_tokens=_count(timings.get("cache_n")),
+        prompt_ms=_positive(timings.get("prompt_ms")),
+        gen_tokens=generated,
+        gen_ms=gen_ms,
+        queue_ms=_between(marks.sent_ms, marks.head_ms) if streamed else None,
+        finish=finish,
+    )
+
+
+def _from_usage(usage: dict[str, Any], marks: Marks, finish: Finish | None, streamed: bool) -> Timings:
+    prompt, cached = _prompt_of(usage)
+    generated = _count(usage.get("completion_tokens", usage.get("output_tokens")))
+    return Timings(
+        source=TimingSource.ENGINE,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        prompt_ms=_between(marks.head_ms, marks.first_content_ms) if streamed else None,
+        gen_tokens=generated,
+        gen_ms=_between(marks.first_content_ms, marks.last_byte_ms) if streamed else None,
+        finish=finish,
+    )
+
+
+def _prompt_of(usage: dict[str, Any]) -> tuple[int | None, int | None]:
+    """(uncached, cached) prompt tokens. OpenAI counts cached tokens in, Anthropic leaves them out."""
+    total = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+    apart = _count(usage.get("cache_read_input_tokens"))
+    if apart is not None:
+        return total, apart
+    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if total is None or cached is None:
+        return total, cached
+    return max(0, total - cached), cached
+
+
+def _collect(head: bytes, tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]:
+    """The last ``timings``, the merged ``usage`` and the last finish reason of a body."""
+    timings: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
+    finish: Finish | None = None
+    parsed = False
+    for told in _objects(head, tail):
+        parsed = True
+        if isinstance(told.get("timings"), dict):
+            timings = told["timings"]
+        for place in (told, told.get("message"), told.get("response")):
+            if isinstance(place, dict) and isinstance(place.get("usage"), dict):
+                usage.update({key: value for key, value in place["usage"].items() if value is not None})
+        finish = _finish_of(told) or finish
+    if not parsed:
+        timings, usage, finish = _search(tail)
+    return timings, usage, finish
+
+
+def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects that hold figures: events of a stream, or the body itself if it is whole."""
+    pieces = (tail,) if tail.startswith(head) else (head, tail)
+    for piece in pieces:
+        for line in piece.splitlines():
+            raw = line.removeprefix(b"data:").strip()
+            if raw.startswith(b"{") and _TOLD.search(raw):
+                try:
+                    told = msgspec.json.decode(raw)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue
+                if isinstance(told, dict):
+                    yield told
+
+
+def _search(tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]:
+    """Figures near the end of a body whose beginning is cut off. Quotes inside strings are escaped, so a key
+    found this way is a key."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for match in _OBJECT.finditer(tail):
+        end = _end_of_object(tail, match.end())
+        if end is not None:
+            try:
+                found[match[1]] = msgspec.json.decode(tail[match.end() : end])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+    reasons = _FINISHED.findall(tail)
+    finish = _FINISHES.get(reasons[-1].decode("ascii")) if reasons else None
+    return found.get(b"timings", {}), found.get(b"usage", {}), finish
+
+
+def _end_of_object(text: bytes, start: int) -> int | None:
+    """End of the flat object of figures at ``start``; one level of nesting, as in token details."""
+    depth = 0
+    for index in range(start, min(len(text), start + 2_048)):
+        depth += (text[index] == ord("{")) - (text[index] == ord("}"))
+        if depth == 0:
+            return index + 1
+    return None
+
+
+def _finish_of(told: dict[str, Any]) -> Finish | None:
+    if told.get("error"):
+        return Finish.ERROR
+    choices, delta, response = told.get("choices"), told.get("delta"), told.get("response")
+    reason: Any = told.get("stop_reason")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        reason = choices[0].get("finish_reason")
+    elif isinstance(delta, dict):
+        reason = delta.get("stop_reason")
+    elif isinstance(response, dict):
+        reason = response.get("status")
+    elif told.get("object") == "response":
+        reason = told.get("status")
+    return _FINISHES.get(reason) if isinstance(reason, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _positive(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and 0 < value < 1e12 else None
+
+
+def _between(start_ms: float | None, end_ms: float | None) -> float | None:
+    return end_ms - start_ms if start_ms is not None and end_ms is not None and end_ms >= start_ms else None
