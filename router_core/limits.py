@@ -88,6 +88,7 @@ ENGINE_HEALTH_BODY: Final = 64 * KIB
 # Administration.
 ADMIN_BODY: Final = 256 * KIB
 ADMIN_DECISIONS: Final = 1_000
+ADMIN_CONNECTIONS: Final = 64
 
 # Journal and telemetry.
 JOURNAL_QUEUE: Final = 4_096

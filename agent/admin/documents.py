@@ -88,7 +88,8 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
 
 
 class OwnDoc(Struct, frozen=True, kw_only=True):
-    """The daemon that answers. ``addresses`` are its listeners by name, ``faults`` what its operator must see."""
+    """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
+    ``HOST:PORT``, ``faults`` what its operator must see."""
 
     name: str
     id: str

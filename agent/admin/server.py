@@ -1,7 +1,8 @@
 """The two listeners of the admin API: loopback TCP, which only reads, and ``admin.sock``, which also acts.
 
 Order on TCP: target, Host, Origin, then route. Order on the socket: who is it, target, then route. A verb does
-not exist on TCP. Every answer carries the headers of ``guard.HEADERS``, errors of the HTTP parser included.
+not exist on TCP. Every answer carries the headers of ``guard.HEADERS``, errors of the HTTP parser included. Each
+listener holds ``limits.ADMIN_CONNECTIONS`` connections; more are closed at once.
 """
 
 import asyncio
@@ -49,6 +50,11 @@ class AdminServer:
         self._read_peer = read_peer
         self._open: list[tuple[asyncio.Server, web.Server]] = []
         self._socket: tuple[Path, int] | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many are open now, over both listeners."""
+        return sum(len(server.connections) for _, server in self._open)
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Listen on a literal loopback address; the port bound. Raises OSError if it is taken."""
@@ -141,6 +147,12 @@ class _Server(web.Server):
 
 class _Connection(RequestHandler):
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        manager = self._manager
+        if manager is not None and len(manager.connections) > limits.ADMIN_CONNECTIONS:
+            self.force_close()
 
     def handle_error(
         self,

@@ -111,6 +111,7 @@ def clock(wall_ms: int, daemon_ms: int | None) -> Iterator[Finding]:
 
 def ports(tried: Mapping[str, bool], daemon_runs: bool) -> Iterator[Finding]:
     """``tried`` tells per listener whether something accepted a connection there."""
+    taken = "is taken, by another program or by a daemon that this user may not ask"
     for where, answered in tried.items():
         if daemon_runs:
             yield (
@@ -118,13 +119,8 @@ def ports(tried: Mapping[str, bool], daemon_runs: bool) -> Iterator[Finding]:
                 if answered
                 else bad("ports", f"{where} accepts no connection")
             )
-        elif answered:
-            yield bad(
-                "ports",
-                f"{where} is taken by another program: change its listen setting or stop that program",
-            )
         else:
-            yield good("ports", f"{where} is free")
+            yield bad("ports", f"{where} {taken}") if answered else good("ports", f"{where} is free")
 
 
 def own_node(status: StatusDoc) -> Iterator[Finding]:

@@ -7,109 +7,19 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import ClientSession, TCPConnector, UnixConnector
 
-from agent.admin.documents import StatusDoc
 from agent.admin.guard import HEADERS
 from agent.admin.peercred import Admission, Peer, peer_of
-from agent.admin.ports import VerbRefused
-from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
-from agent.effects.clock import SystemClock
-from agent.observe.journal import Journal
-from agent.observe.log import Log
-from agent.observe.metrics import Counter, Registry
 from agent.store.folders import RefuseToStart
 from router_core import limits
-from tests.agent.admin.documents import status
+from tests.agent.admin.daemon import CANARY, Daemon
 from tests.agent.observe.records import record
+from tests.support.until import until
 
-CANARY = "CANARY7x1m2k9qp4z8w6r3t5y0abcd"
 ME = os.geteuid()
-
-
-class Daemon:
-    """An admin server with a real journal, registry and verbs that remember what they were told."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.lines: list[str] = []
-        self.log = Log(self.lines.append, SystemClock())
-        self.journal = Journal(folder / "journal.sqlite", SystemClock(), self.log)
-        self.registry = Registry(lambda _: None)
-        self.registry.add(self.journal, Counter("pairmesh_x_total", "X."))
-        self.told: list[dict[str, Any]] = []
-        self.path = folder / "admin.sock"
-        self.port = 0
-        routes = Routes(
-            status=self,
-            decisions=self.journal,
-            exposition=self.registry,
-            verbs={"trust-list": self.listed, "trust-add": self.refuse, "trust-remove": self.crash},
-            log=self.log,
-        )
-        self.server = AdminServer(routes, **options)
-
-    def status(self) -> StatusDoc:
-        return status()
-
-    def view(self) -> dict[str, Any]:
-        return {"gen": 1, "nodes": []}
-
-    async def listed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        self.told.append(arguments)
-        return {"members": []}
-
-    async def refuse(self, _: dict[str, Any]) -> dict[str, Any]:
-        raise VerbRefused("mesh_mismatch", "two paired meshes")
-
-    async def crash(self, _: dict[str, Any]) -> dict[str, Any]:
-        raise RuntimeError(CANARY)
-
-    async def __aenter__(self) -> "Daemon":
-        self.journal.start()
-        self.port = await self.server.listen_tcp("127.0.0.1", 0)
-        await self.server.listen_socket(self.path)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.server.aclose()
-        await self.journal.aclose()
-
-    async def tcp(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        return await self._ask(TCPConnector(), f"http://127.0.0.1:{self.port}{path}", method, None, headers)
-
-    async def sock(
-        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        connector = UnixConnector(str(self.path))
-        headers.setdefault("Content_Type", "application/json")
-        return await self._ask(connector, f"http://localhost{path}", method, body, headers)
-
-    async def raw(self, request: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(request)
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        return answer
-
-    @staticmethod
-    async def _ask(
-        connector: TCPConnector | UnixConnector,
-        url: str,
-        method: str,
-        body: bytes | None,
-        headers: dict[str, str],
-    ) -> tuple[int, dict[str, str], bytes]:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with (
-            ClientSession(connector=connector) as session,
-            session.request(method, url, data=body, headers=named) as reply,
-        ):
-            return reply.status, dict(reply.headers), await reply.read()
 
 
 @pytest.fixture
@@ -250,6 +160,21 @@ async def test_what_the_parser_refuses_is_not_echoed_either(daemon: Daemon, requ
     assert b"Content-Security-Policy: default-src 'none'" in answer
 
 
+async def test_more_connections_than_the_limit_are_closed_and_the_rest_served(daemon: Daemon) -> None:
+    writers = []
+    for _ in range(limits.ADMIN_CONNECTIONS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writers.append(writer)
+        writer.write(f"GET /metrics HTTP/1.1\r\nHost: localhost:{daemon.port}\r\n\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    assert await daemon.raw(b"") == b""
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
+    await until(lambda: not daemon.server.connections)
+    assert (await daemon.tcp("/metrics"))[0] == 200
+
+
 # --- the socket ------------------------------------------------------------------------------------------
 
 
@@ -348,7 +273,7 @@ async def test_what_a_dead_daemon_left_is_replaced_and_a_living_one_respected(tm
     stale.bind(str(tmp_path / "admin.sock"))
     stale.close()
     async with Daemon(tmp_path) as daemon:
-        second = AdminServer(daemon.server._routes)
+        second = AdminServer(daemon.routes)
         with pytest.raises(RefuseToStart) as refused:
             await second.listen_socket(daemon.path)
         assert refused.value.reason == "socket_in_use"
@@ -359,14 +284,14 @@ async def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked.sock"
     blocked.write_text("precious")
     with pytest.raises(RefuseToStart) as refused:
-        await AdminServer(Daemon(tmp_path).server._routes).listen_socket(blocked)
+        await AdminServer(Daemon(tmp_path).routes).listen_socket(blocked)
     assert refused.value.reason == "socket_blocked"
     assert blocked.read_text() == "precious"
 
 
 async def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefuseToStart) as refused:
-        await AdminServer(Daemon(tmp_path).server._routes).listen_socket(tmp_path / ("x" * 107))
+        await AdminServer(Daemon(tmp_path).routes).listen_socket(tmp_path / ("x" * 107))
     assert refused.value.reason == "socket_path_too_long"
 
 
@@ -374,6 +299,6 @@ async def test_a_closing_daemon_frees_its_port_at_once(tmp_path: Path) -> None:
     async with Daemon(tmp_path) as daemon:
         port = daemon.port
         assert (await daemon.tcp("/metrics"))[0] == 200
-    server = AdminServer(daemon.server._routes)
+    server = AdminServer(daemon.routes)
     assert await server.listen_tcp("127.0.0.1", port) == port
     await server.aclose()

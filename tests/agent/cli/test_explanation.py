@@ -1,0 +1,162 @@
+"""Claims about explanations: the words follow the record, every code has words, no name repaints a screen."""
+
+from textwrap import dedent
+
+import pytest
+from msgspec.structs import replace
+
+from agent.cli.explanation import AGAINST, CHOICES, EXCLUSIONS, HINTS, REFUSALS, explain
+from router_core.placement.reasons import EXCLUSIONS as FILTERS
+from router_core.placement.reasons import Action, HintOutcome, Reason
+from router_core.placement.record import (
+    Alternative,
+    Attempt,
+    DecisionRecord,
+    Ending,
+    Excluded,
+    Factors,
+    ViewFacts,
+)
+from router_core.placement.request import HintNote
+from tests.agent.observe.records import candidate, record
+
+
+def told(**changes: object) -> str:
+    made: DecisionRecord = replace(record(), **changes)  # type: ignore[arg-type]
+    return explain(made)
+
+
+def test_a_served_request_in_full() -> None:
+    assert explain(record()) == dedent(
+        """\
+        decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1
+        asked for llama3.2, that is llama3.2:3b (chat, interactive, streamed): about 1,200 prompt tokens; 256 expected back; needs tools
+
+        chosen: @atlas/ollama, because it costs least by its estimates
+          warm: the model is in memory
+          expected: first token in 0.31 s (prompt 0.30 s, network 10 ms), all in 3.1 s, 91 tokens/s, give or take 30%
+          judged on a picture 0.40 s old
+
+        nearly chosen:
+          @borg/vllm    score 0.240 against 0.030  slower or less certain to answer in time; first token in 2.0 s, all in 4.8 s
+          @tiny/ollama  score 0.640 against 0.030  tight on memory; first token in 8.3 s, all in 11.1 s; cold; set aside: one factor is as bad as can be
+
+        left out: 2 rows
+          @laptop/ollama  is under pressure (activity)
+          @old/llamacpp   cannot do what the request needs (tools)
+
+        hint prefer @tiny: considered, but another was better by more than the bonus
+
+        attempt 1: sent to @atlas/ollama after 2 ms, connected after 3 ms, first byte after 280 ms, done
+
+        outcome: status 200 after 3.1 s, first token after 0.28 s, 251 tokens
+          first token: predicted 0.31 s, was 0.28 s (10% shorter)
+          whole answer: predicted 3.1 s, was 3.1 s (as predicted)
+        """
+    )
+
+
+def test_a_refused_request_in_full() -> None:
+    refused = replace(
+        record(),
+        action=Action.REJECT,
+        reason=Reason.QUEUE_FULL,
+        chosen=None,
+        margin=None,
+        candidates=(),
+        alternatives=(),
+        hints=(),
+        excluded=(Excluded(row="@atlas/ollama", code=Reason.QUEUE_FULL),),
+        excluded_counts={"queue_full": 3, "unreachable": 1},
+        attempts=(),
+        outcome=None,
+    )
+    assert explain(refused) == dedent(
+        """\
+        decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1
+        asked for llama3.2, that is llama3.2:3b (chat, interactive, streamed): about 1,200 prompt tokens; 256 expected back; needs tools
+
+        refused (queue_full, status 429): every row has no free slot and no room to wait
+
+        left out: 4 rows
+          @atlas/ollama  has no free slot and no room to wait
+          and 2 more that each has no free slot and no room to wait
+          and 1 more that each is not reachable, or its engine is not running
+
+        outcome: not known yet
+        """
+    )
+
+
+def test_a_model_nobody_offers_is_said_so() -> None:
+    text = told(
+        action=Action.REJECT,
+        reason=Reason.MODEL_ABSENT,
+        chosen=None,
+        view=ViewFacts(gen=1, max_age_ms=0, m_r=3, rows=0),
+        excluded=(),
+        excluded_counts={},
+    )
+    assert "refused (model_absent, status 404): no node offers the model\n" in text
+
+
+def test_a_cold_choice_says_that_it_loads_first() -> None:
+    text = told(
+        action=Action.ROUTE_COLD,
+        chosen="@tiny/ollama",
+        candidates=(candidate("@tiny/ollama", 0.5, resident=False),),
+        alternatives=(),
+    )
+    assert "  cold: the model must be loaded first\n" in text
+    assert "load 8.0 s" in text
+    assert "nothing else could have served it\n" in text
+
+
+def test_a_preferred_node_that_was_left_out_is_explained_by_its_reason() -> None:
+    note = HintNote(hint="prefer", ref="@laptop", outcome=HintOutcome.EXCLUDED, detail="pressure")
+    assert "hint prefer @laptop: not possible: it is under pressure\n" in told(hints=(note,))
+
+
+def test_a_failover_shows_each_attempt() -> None:
+    attempts = (
+        Attempt(row="@borg/vllm", start_ms=1, connect_ms=2, result="reset"),
+        Attempt(row="@cyan/vllm", start_ms=4, result="refused", refused="queue_full"),
+        Attempt(row="@atlas/ollama", start_ms=9, connect_ms=10, first_byte_ms=300, result="done"),
+    )
+    text = told(attempts=attempts)
+    assert "attempt 1: sent to @borg/vllm after 1 ms, connected after 2 ms, reset\n" in text
+    assert "attempt 2: sent to @cyan/vllm after 4 ms, declined there: queue_full, refused\n" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(0.02, "as predicted"), (0.5, "65% longer"), (-0.5, "39% shorter"), (1.2, "3.3 times as long")],
+)
+def test_the_prediction_is_compared_with_what_happened(error: float, said: str) -> None:
+    assert f"({said})" in told(outcome=Ending(status=200, total_ms=1, err_ttft=error))
+
+
+def test_a_dominated_row_names_the_better_one() -> None:
+    rows = (candidate("@a/x", 0.1), candidate("@b/x", 0.2, out="dominated:@a/x"))
+    text = told(
+        candidates=rows, chosen="@a/x", alternatives=(Alternative(row="@b/x", score=0.2, top_factor="speed"),)
+    )
+    assert (
+        "slower overall; first token in 0.31 s, all in 3.1 s; @a/x is at least as good in everything\n"
+        in text
+    )
+
+
+def test_names_of_others_cannot_repaint_the_screen() -> None:
+    text = told(
+        chosen="@x\x1b[2J/y\n", excluded=(Excluded(row="@z\r", code=Reason.PRESSURE, detail="\x9b1m"),)
+    )
+    assert text.replace("\n", "").isprintable()
+    assert "\\x1b[2J" in text
+
+
+def test_every_code_has_words() -> None:
+    assert set(EXCLUSIONS) == set(FILTERS)
+    assert set(HINTS) == set(HintOutcome)
+    assert set(EXCLUSIONS) | set(CHOICES) | set(REFUSALS) == set(Reason)
+    assert {*Factors.__struct_fields__, "adj", "draw"} == set(AGAINST)

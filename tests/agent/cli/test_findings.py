@@ -1,0 +1,139 @@
+"""Claims about what doctor says: one sentence per fact, and what to do where something is wrong."""
+
+import stat
+
+import pytest
+from msgspec.structs import replace
+
+from agent.admin.documents import LinkDoc, StatusDoc
+from agent.cli import findings
+from agent.cli.findings import Finding, FolderFacts, Health
+from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
+from tests.agent.admin.documents import engine, member, status, unseen
+
+
+def said(found: list[Finding], health: Health) -> str:
+    return "\n".join(finding.said for finding in found if finding.health is health)
+
+
+def with_members(*others: object, **own: object) -> StatusDoc:
+    made = status()
+    me = replace(made.members[0], **own)  # type: ignore[arg-type]
+    return replace(made, members=(me, *others))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "health"),
+    [
+        (0o700, 1_000, Health.GOOD),
+        (0o750, 1_000, Health.BAD),
+        (0o701, 1_000, Health.BAD),
+        (0o700, 0, Health.BAD),
+        (None, None, Health.ODD),
+    ],
+)
+def test_a_private_folder_is_its_owners_alone(mode: int | None, uid: int | None, health: Health) -> None:
+    kind = None if mode is None else stat.S_IFDIR | mode
+    fact = FolderFacts(about="folders", path="/x", mode=kind, uid=uid, forbidden=0o077)
+    (found,) = findings.folders([fact], 1_000)
+    assert found.health is health
+    if health is Health.BAD:
+        assert "chmod 0700 /x" in found.said or "chown" in found.said
+
+
+def test_peers_that_do_not_link_say_what_to_do() -> None:
+    found = list(
+        findings.members(with_members(unseen("borg", "b", "wrong_mesh"), unseen("cyan", "c", "lost")))
+    )
+    bad = said(found, Health.BAD)
+    assert "borg is in another mesh: export its member file again" in bad
+    assert "cyan drops this node's connections" in bad
+
+
+def test_a_peer_that_is_heard_through_others_is_odd_not_bad() -> None:
+    heard = member("borg", "b", link=LinkDoc(state="backoff", fault="unreachable"))
+    found = list(findings.members(with_members(heard)))
+    assert said(found, Health.BAD) == ""
+    assert "(its state comes through others)" in said(found, Health.ODD)
+
+
+def test_a_link_closed_for_no_fault_is_no_finding() -> None:
+    fine = member("borg", "b", link=LinkDoc(state="down", fault="dup_link"))
+    assert said(list(findings.members(with_members(fine))), Health.GOOD) == "borg is fresh"
+
+
+def test_a_last_introducer_is_warned_of() -> None:
+    plain = replace(member("borg", "b"), roles=("node",))
+    assert "fewer than two introducers" in said(list(findings.members(with_members(plain))), Health.ODD)
+    both = list(findings.members(with_members(member("borg", "b"))))
+    assert "introducers" not in said(both, Health.ODD)
+
+
+def test_a_node_alone_is_told_so() -> None:
+    assert "serves alone" in said(list(findings.members(with_members())), Health.ODD)
+
+
+def test_engines_that_are_down_or_empty_or_missing_are_named() -> None:
+    ill = with_members(engines=(engine("a", "down"), engine("b", "ready", models=()), engine("c")))
+    found = list(findings.own_node(ill))
+    assert said(found, Health.BAD) == "a (llamacpp) is down"
+    assert said(found, Health.ODD) == "b offers no model"
+    assert "c (llamacpp) is ready with 1 model" in said(found, Health.GOOD)
+    assert "none: write endpoints" in said(list(findings.own_node(with_members(engines=()))), Health.ODD)
+
+
+def test_own_flags_and_faults_are_said() -> None:
+    made = with_members(flags=("lonely",))
+    made = replace(made, own=replace(made.own, faults=("roster_quarantined",)))
+    found = list(findings.own_node(made))
+    assert "has no link to any other member" in said(found, Health.ODD)
+    assert said(found, Health.BAD) == "roster_quarantined"
+
+
+def test_ports_must_accept_while_the_daemon_runs_and_be_free_while_not() -> None:
+    assert said(list(findings.ports({"api :1": False}, True)), Health.BAD) == "api :1 accepts no connection"
+    assert said(list(findings.ports({"api :1": True}, True)), Health.GOOD) == "api :1 accepts"
+    assert "is taken" in said(list(findings.ports({"api :1": True}, False)), Health.BAD)
+    assert said(list(findings.ports({"api :1": False}, False)), Health.GOOD) == "api :1 is free"
+
+
+def test_a_clock_far_off_is_odd_and_never_bad() -> None:
+    for wall, daemon in ((0, None), (1_800_000_000_000, 1_800_000_100_000)):
+        (found,) = findings.clock(wall, daemon)
+        assert found.health is Health.ODD
+    (found,) = findings.clock(1_800_000_000_000, 1_800_000_000_100)
+    assert found.health is Health.GOOD
+
+
+# --- floors ----------------------------------------------------------------------------------------------
+
+FIT = Installed(
+    python=(3, 11), openssl=(3, 0), packages=dict(PACKAGES), http_parser_in_c=True, msgpack_in_c=True
+)
+
+
+@pytest.mark.threat("T47")
+def test_this_very_environment_is_fit() -> None:
+    assert unmet(installed()) == []
+    assert unmet(FIT) == []
+
+
+@pytest.mark.threat("T47")
+@pytest.mark.parametrize(
+    ("have", "about"),
+    [
+        (replace(FIT, http_parser_in_c=False), "pure-Python parser"),
+        (replace(FIT, msgpack_in_c=False), "msgpack runs in pure Python"),
+        (replace(FIT, python=(3, 10)), "Python 3.10: 3.11 or newer is needed"),
+        (replace(FIT, openssl=(1, 1)), "OpenSSL 1.1"),
+        (replace(FIT, packages={**PACKAGES, "aiohttp": (3, 14)}), "aiohttp 3.14: 3.14.1 or newer is needed"),
+        (replace(FIT, packages={n: v for n, v in PACKAGES.items() if n != "uvloop"}), "uvloop is missing"),
+    ],
+)
+def test_what_is_below_its_floor_is_named(have: Installed, about: str) -> None:
+    (found,) = unmet(have)
+    assert about in found
+
+
+def test_versions_are_read_up_to_their_suffix() -> None:
+    assert [numbers_of(text) for text in ("3.14.1rc2", "46", "x")] == [(3, 14, 1), (46,), ()]

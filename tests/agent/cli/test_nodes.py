@@ -1,0 +1,111 @@
+"""Claims about the table of nodes, and the columns and units it is made of."""
+
+import re
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.admin.documents import LinkDoc, ResidentDoc
+from agent.cli.columns import columns, count, duration, seconds
+from agent.cli.nodes import nodes_table, status_text
+from tests.agent.admin.documents import engine, member, status, unseen
+
+
+def test_the_status_in_full() -> None:
+    assert status_text(status()) == dedent(
+        """\
+        atlas (aaaa-aaaa-aaaa-aaaa), pairmesh 0.1.0, up 1 h 1 min, mesh 00112233
+        listening: api 127.0.0.1:11433, mesh 0.0.0.0:7433
+
+        NODE    STATE     AGE  LEVEL  ENGINES  WARM  IN FLIGHT  TOK/S  LINK
+        atlas*  fresh  0.40 s  none   llama    tiny          1     42  -
+        borg    fresh  0.40 s  none   llama    tiny          1     42  up (0.4 ms)
+        cyan    gone        -  -      -        -             -      -  backoff (wrong_mesh)
+        """
+    )
+
+
+def test_what_is_not_well_is_shown() -> None:
+    loading = ResidentDoc(
+        model="big", engine="llama", state="loading", running=0, waiting=0, mem_mib=None, ctx=None
+    )
+    ill = replace(
+        member("borg", "b", liveness="late"),
+        flags=("draining", "urgent"),
+        engines=(engine(), engine("vllm", "down", None, ())),
+        residents=(loading,),
+        link=LinkDoc(state="dialling"),
+    )
+    assert re.split(r"\s{2,}", nodes_table([ill])[1]) == [
+        "borg",
+        "late, draining",
+        "0.40 s",
+        "none",
+        "llama, vllm (down)",
+        "big (loading)",
+        "1",
+        "42",
+        "dialling",
+    ]
+
+
+def test_faults_of_the_own_node_are_listed() -> None:
+    made = status()
+    text = status_text(replace(made, own=replace(made.own, faults=("duplicate_identity",))))
+    assert text.endswith("\nfault: duplicate_identity\n")
+
+
+def test_a_hostile_engine_name_stays_one_cell() -> None:
+    hostile = replace(unseen("x", "x", "lost"), engines=(engine("a\x1b]0;pwned\x07\n\u202e"),))
+    lines = nodes_table([hostile])
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+
+
+@settings(max_examples=100)
+@given(rows=st.lists(st.lists(st.text(max_size=12), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_columns_line_up_whatever_is_in_them(rows: list[list[str]]) -> None:
+    lines = columns([[f"{cell}|" for cell in row] for row in rows])
+    assert len(lines) == len(rows)
+    assert all(line.isprintable() for line in lines)
+    widths = {len(line) for line in columns([[*row, "end"] for row in rows])}
+    assert len(widths) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (0.012, "12 ms"),
+        (0.0996, "0.10 s"),
+        (0.3, "0.30 s"),
+        (8.35, "8.3 s"),
+        (120.2, "120 s"),
+    ],
+)
+def test_short_times(value: float | None, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        (None, "-"),
+        (0, "0 s"),
+        (59_999, "59 s"),
+        (187_000, "3 min 7 s"),
+        (7_500_000, "2 h 5 min"),
+        (90_000_000, "1 d 1 h"),
+    ],
+)
+def test_long_times(ms: int | None, shown: str) -> None:
+    assert duration(ms) == shown
+
+
+def test_counts() -> None:
+    assert (count(1, "row"), count(0, "row"), count(1_200, "row")) == ("1 row", "0 rows", "1,200 rows")

@@ -1,0 +1,312 @@
+"""Claims about the command line against a daemon on a real socket, and without one."""
+
+import asyncio
+import json
+import socket
+import sys
+from argparse import ArgumentParser
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.admin.trust_verbs import trust_verbs
+from agent.cli import VERBS, main, run
+from agent.cli.run import flags_of
+from agent.identity.membership import Membership
+from tests.agent.admin.daemon import Daemon
+from tests.agent.admin.membership import membership
+from tests.agent.observe.records import record
+
+
+class Host:
+    """One host's folders, in the environment of this process."""
+
+    def __init__(self, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.state, self.runtime, self.config = base / "state", base / "run", base / "config"
+        for folder in (self.state, self.runtime, self.config):
+            folder.mkdir(mode=0o700)
+        self._capsys = capsys
+
+    async def __call__(self, *words: str) -> tuple[int, str, str]:
+        """Run one command line beside the loop; exit status, stdout, stderr."""
+        self._capsys.readouterr()
+        code = await asyncio.to_thread(self._exit_of, words)
+        captured = self._capsys.readouterr()
+        return code, captured.out, captured.err
+
+    @staticmethod
+    def _exit_of(words: tuple[str, ...]) -> int:
+        try:
+            return main(words)
+        except SystemExit as exit_:
+            return int(exit_.code or 0)
+
+
+@pytest.fixture
+def pairmesh(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Host:
+    host = Host(tmp_path, capsys)
+    monkeypatch.setenv("STATE_DIRECTORY", str(host.state))
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(host.runtime))
+    monkeypatch.setenv("CONFIGURATION_DIRECTORY", str(host.config))
+    return host
+
+
+@pytest.fixture
+async def daemon(pairmesh: Host) -> AsyncIterator[Daemon]:
+    async with Daemon(pairmesh.runtime) as running:
+        yield running
+
+
+async def test_status_prints_the_table_or_the_document(pairmesh: Host, daemon: Daemon) -> None:
+    code, out, _ = await pairmesh("status")
+    assert code == 0
+    assert "NODE    STATE" in out
+    code, out, _ = await pairmesh("status", "--json")
+    assert [m["name"] for m in json.loads(out)["members"]] == ["atlas", "borg", "cyan"]
+
+
+async def test_explain_finds_the_newest_or_the_named_decision(pairmesh: Host, daemon: Daemon) -> None:
+    assert (await pairmesh("explain"))[0] == 1
+    for number in range(2):
+        daemon.journal.put(record(f"{number:026d}"))
+    assert f"decision {1:026d} " in (await pairmesh("explain"))[1]
+    assert f"decision {0:026d} " in (await pairmesh("explain", f"{0:026d}"))[1]
+    code, out, _ = await pairmesh("explain", "--json", f"{0:026d}")
+    assert json.loads(out)["chosen"] == "@atlas/ollama"
+    for wrong in ("nothing", "../../etc", "a/b?c#d", "%00", ""):
+        code, _, err = await pairmesh("explain", wrong)
+        assert (code, err) == (
+            1,
+            "pairmesh: no such decision here: it may be another node's, or too old\n",
+        ), wrong
+
+
+@pytest.mark.parametrize("verb", [["status"], ["explain"], ["trust", "list"], ["trust", "export"]])
+async def test_a_missing_daemon_is_69_and_names_the_socket(pairmesh: Host, verb: list[str]) -> None:
+    code, _, err = await pairmesh(*verb)
+    assert code == 69
+    assert str(pairmesh.runtime / "admin.sock") in err
+    assert "pairmesh run" in err
+
+
+async def test_a_dead_socket_is_told_from_a_missing_one(pairmesh: Host) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(pairmesh.runtime / "admin.sock"))
+    left.close()
+    code, _, err = await pairmesh("status")
+    assert code == 69
+    assert "nobody listens on" in err
+
+
+async def test_a_user_who_may_not_ask_is_told_which_users_may(pairmesh: Host) -> None:
+    async with Daemon(pairmesh.runtime, read_peer=lambda _: None):
+        code, _, err = await pairmesh("status")
+    assert code == 69
+    assert "group pairmesh" in err
+
+
+async def test_a_peer_that_talks_no_http_is_unreachable(pairmesh: Host) -> None:
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\xffwhat\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(babble, str(pairmesh.runtime / "admin.sock"))
+    try:
+        code, _, err = await pairmesh("status")
+    finally:
+        server.close()
+        await server.wait_closed()
+    assert (code, "broke off" in err) == (69, True)
+
+
+# --- trust -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def borg(tmp_path: Path) -> AsyncIterator[Membership]:
+    async with membership(tmp_path / "borg", "borg") as made:
+        yield made
+
+
+@pytest.fixture
+async def trusting(pairmesh: Host, tmp_path: Path) -> AsyncIterator[Membership]:
+    """A daemon with a real membership behind its socket."""
+
+    class Silent:
+        def audit(self, event: str, **facts: Any) -> None: ...
+
+    async with membership(tmp_path / "atlas", "atlas") as made:
+        verbs = trust_verbs(made, made.own.node_id, lambda: [], Silent())
+        async with Daemon(pairmesh.runtime, verbs=verbs):
+            yield made
+
+
+async def test_members_are_exported_added_listed_and_removed(
+    pairmesh: Host, trusting: Membership, borg: Membership, tmp_path: Path
+) -> None:
+    code, out, err = await pairmesh("trust", "export")
+    assert (code, json.loads(out)["node_id"]) == (0, trusting.own.node_id)
+    assert f"--id {trusting.own.node_id}" in err
+    assert "no other members" in (await pairmesh("trust", "list"))[1]
+
+    file = tmp_path / "borg.member"
+    file.write_bytes(borg.export([]))
+    code, out, _ = await pairmesh("trust", "add", str(file), "--id", borg.own.node_id, "--role", "node")
+    assert (code, f"{borg.own.node_id} added" in out) == (0, True)
+    code, out, _ = await pairmesh("trust", "list")
+    assert out.splitlines()[-1].split() == ["borg", borg.own.node_id, "member", "node", "1"]
+    code, out, _ = await pairmesh("trust", "remove", "@borg")
+    assert (code, out) == (0, f"{borg.own.node_id} removed here; 0 of its connections cut\n")
+    assert json.loads((await pairmesh("trust", "list", "--json"))[1])["members"][0]["removed"] is True
+
+
+async def test_refusals_of_the_daemon_are_1_and_say_why(
+    pairmesh: Host, trusting: Membership, borg: Membership, tmp_path: Path
+) -> None:
+    file = tmp_path / "borg.member"
+    file.write_bytes(borg.export([]))
+    code, _, err = await pairmesh("trust", "add", str(file), "--id", trusting.own.node_id)
+    assert (code, "(id_differs)" in err) == (1, True)
+    code, _, err = await pairmesh("trust", "remove", "@nobody")
+    assert (code, "(not_a_member)" in err) == (1, True)
+
+
+async def test_a_file_that_cannot_be_one_is_not_sent(pairmesh: Host, daemon: Daemon, tmp_path: Path) -> None:
+    blob = tmp_path / "blob"
+    blob.write_bytes(b"\xff" * 100)
+    huge = tmp_path / "huge"
+    huge.write_bytes(b"x" * 100_000)
+    for name in (blob, huge, tmp_path / "missing", tmp_path):
+        code, _, err = await pairmesh("trust", "add", str(name), "--id", "x")
+        assert (code, "cannot read" in err) == (1, True)
+
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+async def test_config_shows_and_checks_all_files(pairmesh: Host) -> None:
+    (pairmesh.config / "pairmesh.toml").write_text('name = "atlas"\n')
+    code, out, _ = await pairmesh("config", "show")
+    assert (code, 'name = "atlas"  # pairmesh.toml' in out) == (0, True)
+    shown = json.loads((await pairmesh("config", "show", "--json"))[1])
+    assert shown["name"] == {"value": "atlas", "source": "pairmesh.toml"}
+    assert (await pairmesh("config", "check"))[:2] == (0, f"no fault in {pairmesh.config}\n")
+
+    (pairmesh.config / "pairmesh.toml").write_text('nmae = "atlas"\n[api]\nlisten = 3\n')
+    (pairmesh.config / "endpoints").mkdir()
+    (pairmesh.config / "endpoints" / "x.toml").write_text("engine = 7\n")
+    (pairmesh.config / "policy.toml").write_text("")
+    code, _, err = await pairmesh("config", "check")
+    assert code == 78
+    for about in ("nmae", "api.listen", "x.toml", "policy.toml"):
+        assert about in err
+    assert len(json.loads((await pairmesh("config", "check", "--json"))[1])["faults"]) >= 4
+    assert (await pairmesh("config", "show"))[0] == 78
+
+
+async def test_run_refuses_bad_settings_before_it_starts_anything(pairmesh: Host) -> None:
+    code, _, err = await pairmesh("run", "--api-listen", "0.0.0.0:11433", "--name", "No Name")
+    assert code == 78
+    assert "flags: api.listen" in err
+    assert "flags: name" in err
+    assert list(pairmesh.state.iterdir()) == []
+
+
+def test_flags_are_settings_by_their_dotted_keys() -> None:
+    parser = ArgumentParser()
+    run.declare(parser)
+    assert flags_of(parser.parse_args([])) == {}
+    words = ["--name", "x", "--mesh-listen", ":1", "--no-router", "--engines-autodetect"]
+    assert flags_of(parser.parse_args(words)) == {
+        "name": "x",
+        "mesh.listen": ":1",
+        "router": False,
+        "engines.autodetect": True,
+    }
+
+
+# --- doctor ----------------------------------------------------------------------------------------------
+
+
+async def test_doctor_looks_at_everything_and_changes_nothing(pairmesh: Host, daemon: Daemon) -> None:
+    code, out, _ = await pairmesh("doctor", "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert {finding["about"] for finding in found} == {
+        "versions",
+        "folders",
+        "identity",
+        "settings",
+        "daemon",
+        "clock",
+        "ports",
+        "engines",
+        "members",
+    }
+    said = "\n".join(finding["said"] for finding in found)
+    assert "cyan is in another mesh" in said
+    assert [*pairmesh.state.iterdir(), *pairmesh.config.iterdir()] == []
+
+
+async def test_doctor_without_a_daemon_still_looks_at_the_rest(pairmesh: Host) -> None:
+    pairmesh.state.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (pairmesh.config / "pairmesh.toml").write_text(
+            f'[api]\nlisten = "127.0.0.1:{taken.getsockname()[1]}"\n'
+        )
+        code, out, _ = await pairmesh("doctor")
+    assert code == 1
+    assert f"chmod 0700 {pairmesh.state}" in out
+    assert "is taken, by another program" in out
+    assert "no daemon" in out
+    assert "skipped  members" in out
+
+
+# --- the command line itself -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+async def test_every_verb_tells_what_it_does(pairmesh: Host, verb: str) -> None:
+    code, out, _ = await pairmesh(verb, "--help")
+    assert (code, out.startswith(f"usage: pairmesh {verb}")) == (0, True)
+    assert verb in (await pairmesh("--help"))[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nothing"],
+        ["--what"],
+        ["status", "extra"],
+        ["trust"],
+        ["config"],
+        ["config", "burn"],
+        ["trust", "add", "f"],
+    ],
+)
+async def test_wrong_usage_is_2(pairmesh: Host, words: list[str]) -> None:
+    assert (await pairmesh(*words))[0] == 2
+
+
+async def test_the_module_runs_as_a_program(pairmesh: Host) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "agent", "status", stderr=asyncio.subprocess.PIPE
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 69
+    assert b"admin.sock" in err
+
+
+async def test_a_light_verb_loads_no_heavy_library(pairmesh: Host) -> None:
+    probe = (
+        "import sys; from agent.cli import main; main(['status']); "
+        "print([m for m in ('asyncio', 'aiohttp', 'cryptography', 'uvloop', 'zeroconf') if m in sys.modules])"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", probe, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    out, _ = await process.communicate()
+    assert out.strip() == b"[]"
