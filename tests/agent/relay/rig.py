@@ -1,0 +1,312 @@
+"""One relay with a local API before recording upstreams, everything else scripted and recorded."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+
+from agent.effects.clock import Clock, SystemClock
+from agent.effects.tasks import Tasks
+from agent.relay.accept import Acceptor, Roll
+from agent.relay.api import ApiFront, Doors
+from agent.relay.dispatch import DispatchRate
+from agent.relay.driver import Wiring
+from agent.relay.headers import Dates
+from agent.relay.listener import Buffered, ServerConnection
+from agent.relay.ports import AccessLine, Asked, AttemptReport, PeerRoute, Phase, RouteHeader, Routed, Turned
+from agent.relay.upstream import Pool
+from router_core.exchange.breaker import Breakers
+from router_core.exchange.failure import FailureClass
+from router_core.ids import NodeId
+from router_core.placement.request import Endpoint
+from router_core.policy.exchange import ExchangePolicy
+from router_core.record.membership import Liveness, Member
+from router_core.record.state import Dialect
+
+
+def at(endpoint: str, node: str = "") -> Endpoint:
+    """The key of an endpoint in these tests."""
+    return (node.encode(), endpoint)  # type: ignore[return-value]
+
+
+@dataclass(slots=True)
+class Local:
+    """A local engine at a port of this host."""
+
+    name: str
+    port: int
+    ip: str = "127.0.0.1"
+    authorization: str | None = None
+    pass_headers: frozenset[bytes] = frozenset()
+    off_host: bool = False
+    connect_ms: int = 2_000
+    first_byte_ms: int = 0
+    idle_ms: int = 300_000
+    connections: int = 64
+    spelled: str | None = None
+
+    @property
+    def host(self) -> bytes:
+        return b"%s:%d" % (self.ip.encode(), self.port)
+
+    def upstream_name(self, served: str) -> str:
+        return self.spelled or served
+
+    def classify(self, status: int, prefix: bytes) -> Enum:
+        return classify(status, prefix)
+
+
+def classify(status: int, prefix: bytes) -> FailureClass:
+    """A plain OpenAI engine's classes, as far as these tests need them."""
+    if status in (429, 503, 529):
+        return FailureClass.BUSY
+    if status == 404:
+        return FailureClass.ABSENT if b'"error"' in prefix else FailureClass.ROUTE
+    return FailureClass.AUTH if status in (401, 403) else FailureClass.OTHER
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Targets and choices: endpoints are tried in order; ``peers`` maps a node to its ingress."""
+
+    order: list[tuple[str, str]] = field(default_factory=list)
+    locals: dict[str, Local] = field(default_factory=dict)
+    peers: dict[str, PeerRoute] = field(default_factory=dict)
+    alive: dict[str, Liveness] = field(default_factory=dict)
+    served: str = "m"
+    until_ms: int | None = None
+    turned: Turned | None = None
+    open_seqs: set[int] = field(default_factory=set)
+    decisions: int = 0
+    asked: list[Asked] = field(default_factory=list)
+
+    def add(self, local: Local) -> Local:
+        self.locals[local.name] = local
+        self.order.append(("", local.name))
+        return local
+
+    def local(self, endpoint: str) -> Local | None:
+        return self.locals.get(endpoint)
+
+    def peer(self, node: NodeId) -> PeerRoute | None:
+        return self.peers.get(node)
+
+    def peer_classify(self, node: NodeId, endpoint: str, status: int, prefix: bytes) -> Enum:
+        return classify(status, prefix)
+
+    def liveness(self, node: NodeId) -> Liveness:
+        return self.alive.get(node, Liveness.FRESH)
+
+    def place(self, asked: Asked) -> "Chooser":
+        self.asked.append(asked)
+        return Chooser(self, asked)
+
+
+class Chooser:
+    """Chooses for one request: the first endpoint that was not tried."""
+
+    def __init__(self, fleet: Fleet, asked: Asked) -> None:
+        self._fleet = fleet
+        self._asked = asked
+        self.until_ms = fleet.until_ms
+
+    def decide(
+        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+    ) -> Routed | Turned:
+        fleet = self._fleet
+        if fleet.turned is not None:
+            return fleet.turned
+        fleet.decisions += 1
+        for node, endpoint in fleet.order:
+            key = at(endpoint, node)
+            if key in tried or key in refused:
+                continue
+            fleet.open_seqs.add(fleet.decisions)
+            return Routed(
+                decision_id=f"d{fleet.decisions}",
+                at=key,
+                node=NodeId(node) if node else None,
+                label=f"@{node[:8] or 'here'}/{endpoint}",
+                endpoint=endpoint,
+                served=fleet.served,
+                reason="native",
+                seq=fleet.decisions,
+                inst=7,
+                route_seq=fleet.decisions,
+                prompt_tokens=10,
+                output_tokens=20,
+                request_class="interactive",
+                wait_ms=1_000,
+                left_ms=60_000,
+                resident=True,
+                ttft_ms=100.0,
+                load_ms=0.0,
+                ect_ms=200.0,
+                service_ms=100.0,
+            )
+        return Turned(decision_id="none", status=502, code="tried")
+
+    def first_token(self, seq: int) -> None:
+        assert seq in self._fleet.open_seqs
+
+    def finish(self, seq: int) -> None:
+        self._fleet.open_seqs.remove(seq)
+
+    fail = finish
+
+
+@dataclass(slots=True)
+class Gate:
+    """Admission that says ``cause`` to everything."""
+
+    cause: str | None = None
+    members: dict[bytes, Member] = field(default_factory=dict)
+    state: tuple[bytes, bytes] | None = None
+    admitted: list[tuple[RouteHeader, str]] = field(default_factory=list)
+
+    def member(self, der: bytes) -> Member | None:
+        return self.members.get(der)
+
+    def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
+        if self.cause is None:
+            self.admitted.append((route, model))
+        return self.cause
+
+    def service_ms(self, route: RouteHeader, model: str) -> float:
+        return 100.0
+
+    def fresh_state(self) -> tuple[bytes, bytes] | None:
+        return self.state
+
+
+@dataclass(slots=True)
+class Listed:
+    generation: int = 1
+    names: list[tuple[str, Dialect]] = field(default_factory=lambda: [("m", Dialect.CHAT)])
+
+    def models(self) -> Iterable[tuple[str, Dialect]]:
+        return self.names
+
+    def aliases(self) -> Iterable[str]:
+        return ()
+
+
+@dataclass(slots=True)
+class Watch:
+    """Keeps what the relay reports; a fault in its own code fails the test at the end."""
+
+    attempts: list[AttemptReport] = field(default_factory=list)
+    lines: list[AccessLine] = field(default_factory=list)
+    faults: list[tuple[str, BaseException]] = field(default_factory=list)
+
+    def attempted(self, report: AttemptReport) -> None:
+        self.attempts.append(report)
+
+    def answered(self, line: AccessLine) -> None:
+        self.lines.append(line)
+
+    def failed(self, where: str, exc: BaseException) -> None:
+        self.faults.append((where, exc))
+
+    def results(self) -> list[str]:
+        return [report.outcome.result.value for report in self.attempts]
+
+
+@dataclass(slots=True)
+class Relay:
+    """A running relay. ``port`` is its API."""
+
+    fleet: Fleet
+    gate: Gate
+    watch: Watch
+    wiring: Wiring
+    roll: Roll
+    listed: Listed
+    buffered: Buffered
+    clock: Clock
+    states: list[tuple[bytes, bytes]]
+    port: int = 0
+    phase: Phase = Phase.SERVING
+
+    def assert_idle(self) -> None:
+        """Nothing is left in hand."""
+        assert not self.wiring.in_hand
+        assert not self.fleet.open_seqs
+        assert self.buffered.held == 0
+
+
+def build(clock: Clock | None = None, policy: ExchangePolicy | None = None) -> Relay:
+    """A relay without listeners; its tasks report to ``watch``."""
+    clock = clock or SystemClock()
+    fleet, gate, watch = Fleet(), Gate(), Watch()
+    states: list[tuple[bytes, bytes]] = []
+    policy = policy or ExchangePolicy()
+    wiring = Wiring(
+        clock=clock,
+        policy=policy,
+        pool=Pool(asyncio.get_running_loop()),
+        tasks=Tasks(watch.failed),
+        targets=fleet,
+        admission=gate,
+        breakers=Breakers(policy),
+        dispatch=DispatchRate(clock),
+        observer=watch,
+        heard_state=lambda signed, signature: states.append((signed, signature)),
+        rng=Random(1),
+        in_hand=set(),
+    )
+    return Relay(
+        fleet=fleet,
+        gate=gate,
+        watch=watch,
+        wiring=wiring,
+        roll=Roll(clock),
+        listed=Listed(),
+        buffered=Buffered(),
+        clock=clock,
+        states=states,
+    )
+
+
+def bound() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+@asynccontextmanager
+async def running(
+    *upstreams: int, clock: Clock | None = None, policy: ExchangePolicy | None = None, doors: Doors | None = None
+) -> AsyncIterator[Relay]:
+    """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port."""
+    relay = build(clock, policy)
+    for number, port in enumerate(upstreams):
+        relay.fleet.add(Local(f"e{number}", port))
+    sock = bound()
+    address = sock.getsockname()
+    front = ApiFront(
+        wiring=relay.wiring,
+        place=relay.fleet.place,
+        listing=lambda: relay.listed,
+        phase=lambda: relay.phase,
+        doors=doors or Doors.of(address),
+        roll=relay.roll,
+    )
+    dates = Dates()
+    acceptor = Acceptor(
+        sock, lambda: ServerConnection(front, relay.clock, dates, relay.buffered), relay.roll
+    )
+    relay.port = acceptor.address[1]
+    relay.wiring.tasks.spawn(acceptor.run(relay.wiring.tasks), "accept")
+    try:
+        yield relay
+    finally:
+        for connection in relay.roll:
+            connection.abort()
+        await relay.wiring.tasks.aclose()
+        relay.wiring.pool.close()
+        await asyncio.sleep(0)
+        assert relay.watch.faults == []

@@ -1,0 +1,350 @@
+"""One request's life: transcripts of the state table, and what holds for every interleaving."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router_core.exchange import events as ev
+from router_core.exchange.failure import Cause, FailureClass
+from router_core.exchange.machine import ENDED, Exchange, State
+from router_core.exchange.patience import first_byte_limit_ms
+from router_core.ids import Id16
+from router_core.placement.request import Endpoint
+from router_core.policy.exchange import ExchangePolicy
+
+POLICY = ExchangePolicy()
+NODE = Id16(b"n" * 16)
+
+
+def key(name: str) -> Endpoint:
+    return NODE, name
+
+
+def target(name: str = "a", *, peer: bool = False) -> ev.Target:
+    return ev.Target(endpoint=key(name), peer=peer, connect_ms=2_000, first_byte_ms=10_000, idle_ms=300_000)
+
+
+class Run:
+    """Drives a machine and collects what it asked for."""
+
+    def __init__(self, *, until_ms: int | None = None, policy: ExchangePolicy = POLICY) -> None:
+        self.machine = Exchange(policy, until_ms=until_ms)
+        self.now = 0
+        self.actions: list[ev.Action] = []
+        self.tell(ev.BodyParsed())
+
+    def tell(self, event: ev.Event, at: int | None = None) -> list[ev.Action]:
+        self.now = self.now if at is None else at
+        actions = self.machine.handle(event, self.now)
+        self.actions += actions
+        return actions
+
+    def dialled(self, name: str = "a", *, peer: bool = False) -> "Run":
+        self.tell(ev.Decided(target=target(name, peer=peer)))
+        return self
+
+    def sent(self, name: str = "a", *, peer: bool = False) -> "Run":
+        self.dialled(name, peer=peer)
+        self.tell(ev.Connected(attempt=self.machine.attempt))
+        if peer:
+            self.tell(ev.Continued(attempt=self.machine.attempt))
+        return self
+
+    def streaming(self, *, peer: bool = False) -> "Run":
+        self.sent(peer=peer)
+        self.tell(ev.HeadReceived(attempt=self.machine.attempt, status=200))
+        self.tell(ev.FirstByteReceived(attempt=self.machine.attempt))
+        return self
+
+    def lost(self, cause: Cause = Cause.RESET, *, stale: bool = False) -> list[ev.Action]:
+        return self.tell(ev.Lost(attempt=self.machine.attempt, cause=cause, stale=stale))
+
+    def outcomes(self) -> list[ev.Outcome]:
+        return [action.outcome for action in self.actions if isinstance(action, ev.EndAttempt)]
+
+
+def kinds(actions: list[ev.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def test_a_good_answer_goes_from_decision_to_one_done_outcome() -> None:
+    run = Run().streaming()
+    run.tell(ev.BodyEnded(attempt=1))
+    assert kinds(run.actions) == ["Decide", "Dial", "SendRequest", "Commit", "Finish", "EndAttempt"]
+    assert run.outcomes()[0].result is ev.Result.DONE
+    assert run.machine.state is State.DONE
+
+
+def test_headers_alone_commit_nothing() -> None:
+    run = Run().sent()
+    assert run.tell(ev.HeadReceived(attempt=1, status=200)) == []
+    assert run.machine.state is State.AWAITING
+
+
+def test_headers_then_death_is_a_failover_and_never_an_empty_answer() -> None:
+    run = Run().sent()
+    run.tell(ev.HeadReceived(attempt=1, status=200))
+    assert kinds(run.lost()) == ["CancelUpstream", "EndAttempt", "Decide"]
+
+
+def test_the_end_of_an_empty_body_commits_and_finishes() -> None:
+    run = Run().sent()
+    run.tell(ev.HeadReceived(attempt=1, status=204))
+    assert kinds(run.tell(ev.BodyEnded(attempt=1))) == ["Commit", "Finish", "EndAttempt"]
+
+
+def test_a_peers_body_waits_for_continue() -> None:
+    run = Run().dialled(peer=True)
+    assert kinds(run.tell(ev.Connected(attempt=1))) == ["SendRequest"]
+    assert kinds(run.tell(ev.Continued(attempt=1))) == ["SendBody"]
+    assert run.tell(ev.Continued(attempt=1)) == []
+
+
+def test_no_continue_in_two_seconds_is_a_failover() -> None:
+    run = Run().dialled(peer=True)
+    run.tell(ev.Connected(attempt=1))
+    assert run.machine.deadline == 2_000
+    assert run.tell(ev.TimePassed(), at=1_999) == []
+    assert "Decide" in kinds(run.tell(ev.TimePassed(), at=2_000))
+    assert run.outcomes()[0].cause is Cause.NO_CONTINUE
+
+
+def test_each_failover_avoids_what_was_tried_and_the_third_failure_is_told() -> None:
+    run = Run()
+    for name in ("a", "b", "c"):
+        run.dialled(name)
+        last = run.lost(Cause.CONNECT_REFUSED)
+    decides = [action for action in run.actions if isinstance(action, ev.Decide)]
+    assert [each.tried for each in decides] == [frozenset(), {key("a")}, {key("a"), key("b")}]
+    assert last[-1] == ev.Reply(status=502, code="upstream_unreachable", retry_after_s=None)
+    assert run.machine.state is State.FAILED
+
+
+def test_the_first_refusal_is_not_an_attempt_and_is_no_fault() -> None:
+    run = Run()
+    for name in ("a", "b", "c", "d"):
+        run.dialled(name, peer=True)
+        run.tell(ev.Connected(attempt=run.machine.attempt))
+        if name == "a":
+            actions = run.tell(ev.IngressRefused(attempt=1, cause="queue_full"))
+            assert kinds(actions) == ["EndAttempt", "Decide"]
+            assert actions[1].refused == {key("a")} and actions[1].tried == frozenset()
+        else:
+            run.lost()
+    assert [each.result for each in run.outcomes()] == [ev.Result.REFUSED] + [ev.Result.FAILED] * 3
+    assert not run.outcomes()[0].fault
+
+
+def test_a_second_refusal_is_a_failed_attempt_and_the_cause_is_told_as_429() -> None:
+    run = Run()
+    for name in ("a", "b"):
+        run.dialled(name, peer=True)
+        run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="pressure"))
+    actions = run.tell(ev.TurnedAway(status=502, code="refused"))
+    assert actions == [ev.Reply(status=429, code="pressure", retry_after_s=None)]
+    assert [each.fault for each in run.outcomes()] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [
+        (503, FailureClass.BUSY),
+        (503, FailureClass.LOADING),
+        (404, FailureClass.ABSENT),
+        (400, FailureClass.ABSENT),
+        (404, FailureClass.ROUTE),
+        (401, FailureClass.AUTH),
+        (502, FailureClass.OTHER),
+        (504, FailureClass.OTHER),
+        (500, FailureClass.DEAD),
+    ],
+)
+def test_what_another_endpoint_may_do_better_goes_on(status: int, failure: FailureClass) -> None:
+    run = Run().sent()
+    actions = run.tell(ev.Answered(attempt=1, status=status, failure=failure, whole=True))
+    assert kinds(actions) == ["CancelUpstream", "EndAttempt", "Decide"]
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"), [(400, FailureClass.OTHER), (400, FailureClass.TOO_LONG), (422, FailureClass.OTHER)]
+)
+def test_an_error_about_the_request_itself_is_passed_on(status: int, failure: FailureClass) -> None:
+    run = Run().sent()
+    assert kinds(run.tell(ev.Answered(attempt=1, status=status, failure=failure, whole=True))) == ["Commit"]
+    run.tell(ev.BodyEnded(attempt=1))
+    assert run.outcomes()[0].result is ev.Result.ANSWERED
+    assert not run.outcomes()[0].fault
+
+
+def test_a_server_error_is_tried_elsewhere_once_per_request() -> None:
+    run = Run().sent("a")
+    assert "Decide" in kinds(run.tell(ev.Answered(attempt=1, status=500, failure=FailureClass.OTHER, whole=True)))
+    run.sent("b")
+    assert kinds(run.tell(ev.Answered(attempt=2, status=500, failure=FailureClass.OTHER, whole=True))) == ["Commit"]
+    run.tell(ev.BodyEnded(attempt=2))
+    assert [each.fault for each in run.outcomes()] == [True, True]
+
+
+def test_when_nothing_is_left_the_last_upstreams_own_answer_is_passed_on() -> None:
+    run = Run().sent()
+    run.tell(ev.Answered(attempt=1, status=503, failure=FailureClass.BUSY, whole=True))
+    assert kinds(run.tell(ev.TurnedAway(status=502, code="tried"))) == ["ReplyAnswer"]
+
+
+def test_a_refusal_before_any_attempt_is_told_as_it_is() -> None:
+    run = Run()
+    actions = run.tell(ev.TurnedAway(status=429, code="queue_full", retry_after_s=7))
+    assert actions == [ev.Reply(status=429, code="queue_full", retry_after_s=7)]
+    assert run.machine.state is State.REFUSED
+
+
+def test_a_stale_connection_is_redialled_once_and_not_counted() -> None:
+    run = Run().sent()
+    assert run.lost(Cause.EOF, stale=True) == [ev.Redial(attempt=1)]
+    run.tell(ev.Connected(attempt=1))
+    assert "Decide" in kinds(run.lost(Cause.EOF, stale=True))
+    assert run.machine.dispatches == 1
+    assert len(run.outcomes()) == 1
+
+
+def test_silence_past_the_first_byte_limit_is_a_failover_then_504() -> None:
+    run = Run(policy=ExchangePolicy(attempts=1)).sent()
+    assert run.machine.deadline == 10_000
+    actions = run.tell(ev.TimePassed(), at=10_000)
+    assert actions[-1] == ev.Reply(status=504, code="upstream_timeout", retry_after_s=None)
+
+
+def test_the_byte_wins_against_an_abandon_that_is_handled_later() -> None:
+    run = Run().sent()
+    run.tell(ev.HeadReceived(attempt=1, status=200), at=9_999)
+    run.tell(ev.FirstByteReceived(attempt=1), at=10_000)
+    assert run.tell(ev.TimePassed(last_byte_ms=10_000), at=10_000) == []
+    assert run.machine.state is State.STREAMING
+
+
+def test_an_abandoned_attempts_byte_changes_nothing() -> None:
+    run = Run().sent("a")
+    run.tell(ev.TimePassed(), at=10_000)
+    run.dialled("b")
+    assert run.tell(ev.FirstByteReceived(attempt=1)) == []
+    assert run.tell(ev.BodyEnded(attempt=1)) == []
+    assert run.machine.state is State.DIALLING
+
+
+def test_after_commit_a_loss_is_told_and_never_retried() -> None:
+    run = Run().streaming()
+    assert kinds(run.lost()) == ["CancelUpstream", "TellError", "EndAttempt"]
+    assert run.outcomes()[0].result is ev.Result.BROKEN
+    assert run.outcomes()[0].fault
+
+
+def test_idle_time_counts_from_the_last_byte() -> None:
+    run = Run().streaming()
+    assert run.tell(ev.TimePassed(last_byte_ms=200_000), at=300_000) == []
+    assert run.machine.deadline == 500_000
+    assert run.tell(ev.TimePassed(last_byte_ms=200_000), at=500_000)[1] == ev.TellError(code="upstream_timeout")
+
+
+def test_a_suspect_peer_has_five_seconds_before_commit_and_thirty_after() -> None:
+    run = Run().sent(peer=True)
+    run.tell(ev.NodeSuspected(), at=1_000)
+    assert run.machine.deadline == 6_000
+    run.tell(ev.NodeRecovered(), at=2_000)
+    assert run.machine.deadline == 10_000
+    stream = Run().streaming(peer=True)
+    stream.tell(ev.NodeSuspected(), at=1_000)
+    assert stream.machine.deadline == 31_000
+    assert stream.tell(ev.TimePassed(last_byte_ms=30_000), at=31_000) == []
+    assert stream.tell(ev.TimePassed(last_byte_ms=30_000), at=60_000)[1] == ev.TellError(code="upstream_lost")
+
+
+def test_suspicion_of_a_node_does_not_touch_a_local_attempt() -> None:
+    run = Run().sent()
+    run.tell(ev.NodeSuspected(), at=1_000)
+    assert run.machine.deadline == 10_000
+
+
+def test_a_gone_peer_is_left_at_once() -> None:
+    assert "Decide" in kinds(Run().sent(peer=True).tell(ev.NodeGone()))
+    assert "TellError" in kinds(Run().streaming(peer=True).tell(ev.NodeGone()))
+
+
+def test_a_cancelled_attempt_is_never_the_endpoints_fault() -> None:
+    for run in (Run().dialled(), Run().sent(), Run().streaming()):
+        assert kinds(run.tell(ev.ClientGone())) == ["CancelUpstream", "EndAttempt"]
+        assert run.outcomes()[0].result is ev.Result.CANCELLED
+        assert not run.outcomes()[0].fault
+
+
+def test_nothing_is_dispatched_after_the_deadline() -> None:
+    run = Run(until_ms=5_000).sent()
+    assert run.machine.deadline == 5_000
+    actions = run.tell(ev.TimePassed(), at=5_000)
+    assert kinds(actions) == ["CancelUpstream", "EndAttempt", "Reply"]
+    assert actions[-1].status == 504
+    assert not run.outcomes()[0].fault
+
+
+def test_stopping_tells_the_truth_before_and_after_commit() -> None:
+    assert Run().sent().tell(ev.ShuttingDown())[-1] == ev.Reply(status=503, code="shutting_down", retry_after_s=None)
+    assert ev.TellError(code="shutting_down") in Run().streaming().tell(ev.ShuttingDown())
+
+
+def test_the_first_byte_limit_follows_prediction_above_its_floor() -> None:
+    def limit(**told: float) -> int:
+        return first_byte_limit_ms(**({"ttft_ms": 0, "load_ms": 0, "ect_ms": 0, "stream": True} | told))
+
+    assert limit(ttft_ms=100) == 10_000
+    assert limit(ttft_ms=65_000, load_ms=60_000) == 3 * 5_000 + 2 * 60_000
+    assert limit(ttft_ms=100, ect_ms=20_000, stream=False) == 60_000
+    assert limit(ttft_ms=65_000, configured_ms=500) == 500
+
+
+ATTEMPT = st.integers(1, 4)
+EVENTS = st.one_of(
+    st.builds(lambda name, peer: ev.Decided(target=target(name, peer=peer)), st.sampled_from("abcd"), st.booleans()),
+    st.just(ev.TurnedAway(status=503, code="unreachable")),
+    st.builds(ev.Connected, attempt=ATTEMPT),
+    st.builds(ev.Continued, attempt=ATTEMPT),
+    st.builds(ev.HeadReceived, attempt=ATTEMPT, status=st.sampled_from((200, 204, 302))),
+    st.builds(ev.FirstByteReceived, attempt=ATTEMPT),
+    st.builds(ev.BodyEnded, attempt=ATTEMPT),
+    st.builds(
+        ev.Answered,
+        attempt=ATTEMPT,
+        status=st.sampled_from((400, 404, 429, 500, 503)),
+        failure=st.sampled_from(FailureClass),
+        whole=st.booleans(),
+    ),
+    st.builds(ev.IngressRefused, attempt=ATTEMPT, cause=st.sampled_from(("queue_full", "pressure"))),
+    st.builds(ev.Lost, attempt=ATTEMPT, cause=st.sampled_from(Cause), stale=st.booleans()),
+    st.sampled_from(
+        (ev.NodeSuspected(), ev.NodeRecovered(), ev.NodeGone(), ev.ClientGone(), ev.ShuttingDown(), ev.TimePassed())
+    ),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 4_000)), max_size=60), st.sampled_from((None, 20_000)))
+@settings(max_examples=100, deadline=None)
+def test_every_attempt_has_one_outcome_and_every_request_at_most_one_reply(
+    script: list[tuple[ev.Event, int]], until_ms: int | None
+) -> None:
+    run = Run(until_ms=until_ms)
+    for event, passed in script:
+        run.tell(event, at=run.now + passed)
+    run.tell(ev.ClientGone())
+    assert run.machine.state in ENDED
+    assert run.machine.deadline is None
+    names = kinds(run.actions)
+    assert [each.attempt for each in run.outcomes()] == list(range(1, names.count("Dial") + 1))
+    assert names.count("Commit") <= 1
+    ends = names.count("Reply") + names.count("ReplyAnswer") + names.count("Finish") + names.count("TellError")
+    assert ends <= 1
+    if "Commit" in names:
+        after = names[names.index("Commit") :]
+        assert "Decide" not in after
+        assert "Dial" not in after
+        assert "Reply" not in after
+    assert run.machine.dispatches <= POLICY.attempts
+    assert names.count("Dial") <= POLICY.attempts + 1
+    assert sum(each.fault for each in run.outcomes() if each.result is ev.Result.CANCELLED) == 0
