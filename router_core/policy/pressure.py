@@ -7,6 +7,7 @@ A signal is one row of data; the machine in ``router_core.pressure`` knows no si
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 from typing import Final
 
 from router_core.errors import LocalMisuse
@@ -113,7 +114,7 @@ def row_faults(row: Row) -> list[str]:
             faults.append(f"{row.signal}.{name}: exit must be strictly milder than enter")
     if row.score is not None and not _milder(row.danger, *row.score):
         faults.append(f"{row.signal}: the value scored 0 must be strictly milder than the one scored 1")
-    for lower, higher in zip(row.rules, row.rules[1:], strict=False):
+    for lower, higher in pairwise(row.rules):
         if lower.level >= higher.level or not _milder(row.danger, lower.enter, higher.enter):
             faults.append(
                 f"{row.signal}: enter of {LEVEL_NAMES[lower.level]} must be strictly milder than of "
