@@ -6,7 +6,9 @@ clients and peers sent; equal lines are written ``limits.EQUAL_LOG_LINES_PER_MIN
 counted and summed up in one line. Objects the log does not know are named by their class.
 """
 
+import itertools
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,11 +21,12 @@ from agent.effects.clock import Clock
 from router_core import limits
 
 Scalar = str | int | float | bool | None
-Field = Scalar | list[Scalar]
+Field = Scalar | tuple[Scalar, ...]
 
 ITEMS: Final = 16
 WINDOW_MS: Final = 60_000
 REMEMBERED: Final = 256
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _OWN_KEYS: Final = frozenset({"at", "level", "event"})
 
 
@@ -54,7 +57,7 @@ class Log:
         self._render = human_line if human else json_line
         self._least = least
         self._lock = threading.Lock()
-        self._seen: OrderedDict[str, _Window] = OrderedDict()
+        self._seen: OrderedDict[tuple[object, ...], _Window] = OrderedDict()
         self.lost = 0
 
     def debug(self, event: str, /, **fields: object) -> None:
@@ -74,7 +77,7 @@ class Log:
         if severity < self._least:
             return
         clean = {(f"{k}_" if k in _OWN_KEYS else k): plain(v) for k, v in fields.items()}
-        key = json.dumps([severity, event, clean], ensure_ascii=True)
+        key = (severity, event, *clean.items())
         now = self._clock.boot_ms()
         with self._lock:
             self._sum_up(now - WINDOW_MS)
@@ -134,14 +137,18 @@ def stream_log(stream: TextIO, clock: Clock, *, least: Severity = Severity.INFO)
 def plain(value: object) -> Field:
     """``value`` as something a line can hold."""
     if isinstance(value, list | tuple | set | frozenset):
-        return [_scalar(item) for item in list(value)[:ITEMS]]
+        return tuple(_scalar(item) for item in itertools.islice(value, ITEMS))
     return _scalar(value)
 
 
 def _scalar(value: object) -> Scalar:
+    if type(value) is str:
+        return cut(value)
     match value:
         case Enum():
             return value.name.lower()
+        case float() if not math.isfinite(value):
+            return None
         case None | bool() | int() | float():
             return value
         case str():
@@ -169,7 +176,7 @@ def cut(text: str) -> str:
 
 def json_line(at: datetime, severity: Severity, event: str, fields: Mapping[str, Field]) -> str:
     line = {"at": _stamp(at), "level": severity.name.lower(), "event": event, **fields}
-    return json.dumps(line, ensure_ascii=True, separators=(",", ":")).replace("\x7f", "\\u007f")
+    return _ENCODE(line).replace("\x7f", "\\u007f")
 
 
 def human_line(at: datetime, severity: Severity, event: str, fields: Mapping[str, Field]) -> str:
@@ -185,7 +192,7 @@ def _shown(value: Field) -> str:
     match value:
         case None:
             return "-"
-        case list():
+        case tuple():
             return "[" + ",".join(_shown(item) for item in value) + "]"
         case str():
             quoted = "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in value)

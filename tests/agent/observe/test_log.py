@@ -167,6 +167,13 @@ def test_a_terminal_gets_the_form_for_people(clock: Hands) -> None:
     assert stream.getvalue().endswith('info    mesh.link_up peer=atlas text="two words" gone=-\n')
 
 
+def test_a_line_stays_json_whatever_the_number(log: Log, lines: list[str]) -> None:
+    log.info("numbers", nan=float("nan"), inf=float("-inf"), big=10**5_000, fine=0.5)
+    log.info("later")
+    assert "NaN" not in "".join(lines)
+    assert parsed(lines)[-1]["event"] == "later"
+
+
 def test_a_broken_sink_costs_the_line_and_nothing_else(clock: Hands) -> None:
     def broken(_: str) -> None:
         raise BrokenPipeError
