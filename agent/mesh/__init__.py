@@ -1,0 +1,1 @@
+"""WebSocket links between members, the driver of the mesh machine, and where members may be found."""

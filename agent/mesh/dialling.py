@@ -130,6 +130,7 @@ def _session(source: IpAddress | None, transports: list[asyncio.Transport]) -> a
         ),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
+        skip_auto_headers=("User-Agent",),
         trust_env=False,
         auto_decompress=False,
         trace_configs=[trace],

@@ -6,6 +6,8 @@ bounds the ids). Nothing is logged per packet. Announced only on the interfaces 
 loopback listener means no multicast at all.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -27,6 +29,8 @@ TXT_BYTES: Final = 512
 EVENTS_PER_S: Final = 50
 LOOKUPS: Final = 4
 LOOKUP_MS: Final = 1_500
+RECHECK_S: Final = 10.0
+"""How often the own addresses are compared with those announced."""
 
 Sighted = Callable[[NodeId, Sequence[Endpoint]], None]
 
@@ -38,32 +42,49 @@ class Seen:
     events: int = 0
     dropped: int = 0
     refused: int = 0
+    failures: int = 0
 
 
 def own_addresses(listen: Listen) -> tuple[IpAddress, ...]:
-    """The addresses that ``listen`` covers, loopback only if it is the literal one; scoped IPv6 left out."""
+    """The addresses, at most eight, that others can dial where ``listen`` covers them.
+
+    A literal address is itself; "any" are those of all interfaces, loopback and link-local ones aside.
+    """
     if listen.ip is not None and not listen.ip.is_unspecified:
         return (listen.ip,)
+    found = [ip for ip in _interface_addresses() if not ip.is_loopback and not ip.is_link_local]
+    versions = (4, 6) if listen.ip is None else (listen.ip.version,)
+    return tuple(dict.fromkeys(ip for ip in found if ip.version in versions))[: limits.ADDRESSES]
+
+
+def announced_addresses(listen: Listen) -> tuple[IpAddress, ...]:
+    """The own addresses to announce: none for a loopback listener."""
+    return () if listen.loopback else own_addresses(listen)
+
+
+def _interface_addresses() -> list[IpAddress]:
     found: list[IpAddress] = []
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:
-            try:
-                ip = ip_address(address.address)
-            except ValueError:
-                continue
-            if (
-                not ip.is_loopback
-                and not ip.is_link_local
-                and (listen.ip is None or listen.ip.version == ip.version)
-            ):
-                found.append(ip)
-    return tuple(dict.fromkeys(found))
+            with contextlib.suppress(ValueError):
+                found.append(ip_address(address.address))
+    return found
 
 
 class Discovery:
     """One node's presence in multicast DNS. ``sighted`` is told of every id but the own, members or not."""
 
-    def __init__(self, me: NodeId, port: int, *, sighted: Sighted, clock: Clock, failed: Failed) -> None:
+    def __init__(
+        self,
+        me: NodeId,
+        port: int,
+        *,
+        sighted: Sighted,
+        clock: Clock,
+        failed: Failed,
+        recheck_s: float = RECHECK_S,
+    ) -> None:
+        self._recheck_s = recheck_s
         self._me = me
         self._port = port
         self._sighted = sighted
@@ -71,37 +92,56 @@ class Discovery:
         self._tasks = Tasks(failed)
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
-        self._announced: tuple[IpAddress, ...] = ()
         self._window = (0, 0)
-        self._events = self._dropped = self._refused = 0
+        self._events = self._dropped = self._refused = self._failures = 0
 
     @property
     def seen(self) -> Seen:
-        return Seen(events=self._events, dropped=self._dropped, refused=self._refused)
+        return Seen(
+            events=self._events, dropped=self._dropped, refused=self._refused, failures=self._failures
+        )
 
-    async def start(self, addresses: Sequence[IpAddress]) -> None:
-        """Announce ``addresses`` on their interfaces and browse there; raises ``OSError`` without multicast."""
+    async def run(self, addresses: Callable[[], tuple[IpAddress, ...]]) -> None:
+        """Announce and browse on the interfaces of ``addresses()`` until cancelled; follows when they change.
+
+        Without addresses nothing is sent or received. Where multicast fails, it is tried again each round.
+        """
+        current: tuple[IpAddress, ...] = ()
+        try:
+            while True:
+                wanted = await asyncio.to_thread(addresses)
+                if wanted != current:
+                    await self._stop()
+                    current = wanted if await self._start(wanted) else ()
+                await asyncio.sleep(self._recheck_s)
+        finally:
+            await self._stop()
+
+    async def _start(self, addresses: Sequence[IpAddress]) -> bool:
         interfaces = [str(address) for address in addresses if address.version == 4]
-        zeroconf = AsyncZeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only)
-        self._zeroconf = zeroconf
-        await zeroconf.async_register_service(self._announcement(addresses))
-        self._announced = tuple(addresses)
-        self._browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self.changed])
+        if not interfaces:
+            return True
+        try:
+            self._zeroconf = AsyncZeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only)
+            await self._zeroconf.async_register_service(self._announcement(addresses))
+        except OSError:
+            self._failures += 1
+            await self._stop()
+            return False
+        self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self.changed])
+        return True
 
-    async def announce(self, addresses: Sequence[IpAddress]) -> None:
-        """Announce again if the addresses are others than before."""
-        if self._zeroconf is not None and tuple(addresses) != self._announced:
-            await self._zeroconf.async_update_service(self._announcement(addresses))
-            self._announced = tuple(addresses)
-
-    async def aclose(self) -> None:
-        """Take the announcement back and stop."""
+    async def _stop(self) -> None:
+        """Take the announcement back and close; a network that is gone is no reason to keep a socket."""
         await self._tasks.aclose()
-        if self._browser is not None:
-            await self._browser.async_cancel()
-        if self._zeroconf is not None:
-            await self._zeroconf.async_unregister_all_services()
-            await self._zeroconf.async_close()
+        zeroconf, self._zeroconf = self._zeroconf, None
+        browser, self._browser = self._browser, None
+        if browser is not None:
+            await browser.async_cancel()
+        if zeroconf is not None:
+            with contextlib.suppress(OSError):
+                await zeroconf.async_unregister_all_services()
+            await zeroconf.async_close()
 
     def _announcement(self, addresses: Sequence[IpAddress]) -> AsyncServiceInfo:
         return AsyncServiceInfo(

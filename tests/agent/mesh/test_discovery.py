@@ -1,5 +1,6 @@
 """Discovery against real multicast DNS on the loopback interface, and against records as strangers write them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from ipaddress import ip_address
@@ -9,8 +10,16 @@ from zeroconf import IPVersion, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from agent.effects.clock import SystemClock
-from agent.mesh.addresses import Endpoint
-from agent.mesh.discovery import EVENTS_PER_S, SERVICE, TXT_BYTES, Discovery, own_addresses, sighting
+from agent.mesh.addresses import Endpoint, IpAddress
+from agent.mesh.discovery import (
+    EVENTS_PER_S,
+    SERVICE,
+    TXT_BYTES,
+    Discovery,
+    announced_addresses,
+    own_addresses,
+    sighting,
+)
 from agent.settings.values import Listen
 from router_core.ids import Id32, NodeId, node_id_of
 from tests.support.until import until
@@ -25,12 +34,14 @@ class Watcher:
     def __init__(self, me: NodeId, port: int) -> None:
         self.sightings: list[tuple[NodeId, tuple[Endpoint, ...]]] = []
         self.failures: list[BaseException] = []
+        self.addresses: tuple[IpAddress, ...] = (LOOPBACK,)
         self.discovery = Discovery(
             me,
             port,
             sighted=self._sighted,
             clock=SystemClock(),
             failed=lambda name, exc: self.failures.append(exc),
+            recheck_s=0.05,
         )
 
     def _sighted(self, node_id: NodeId, endpoints: Sequence[Endpoint]) -> None:
@@ -45,8 +56,14 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 async def started(stack: AsyncExitStack, me: NodeId, port: int) -> Watcher:
     watcher = Watcher(me, port)
-    stack.push_async_callback(watcher.discovery.aclose)
-    await watcher.discovery.start([LOOPBACK])
+    running = asyncio.create_task(watcher.discovery.run(lambda: watcher.addresses))
+
+    async def end() -> None:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    stack.push_async_callback(end)
     return watcher
 
 
@@ -71,7 +88,7 @@ async def test_two_nodes_on_one_interface_sight_each_other_and_follow_a_change(s
     await until(lambda: (IDS[1], (Endpoint(LOOPBACK, 7533),)) in a.sightings, 15)
     await until(lambda: (IDS[0], (Endpoint(LOOPBACK, 7433),)) in b.sightings, 15)
     moved = ip_address("127.0.0.9")
-    await b.discovery.announce([moved])
+    b.addresses = (moved,)
     newest_first = Endpoint(moved, 7533)
     await until(
         lambda: any(seen[0] == newest_first for _, seen in a.sightings), 15, picture=lambda: a.sightings
@@ -101,7 +118,6 @@ async def test_browse_events_are_limited_per_second(stack: AsyncExitStack) -> No
     for turn in range(4 * EVENTS_PER_S):
         name = node_id_of(Id32(turn.to_bytes(32, "big")))
         watcher.discovery.changed(zeroconf.zeroconf, SERVICE, f"{name}.{SERVICE}", ServiceStateChange.Added)
-    await watcher.discovery.aclose()
     seen = watcher.discovery.seen
     assert seen.events <= 2 * EVENTS_PER_S
     assert seen.events + seen.dropped >= 4 * EVENTS_PER_S
@@ -119,10 +135,43 @@ def test_a_record_counts_only_if_it_is_of_that_id_version_and_size() -> None:
     assert sighting(IDS[0], bloated) == ()
 
 
+async def test_without_addresses_nothing_is_announced(stack: AsyncExitStack) -> None:
+    a = await started(stack, IDS[0], 7433)
+    b = Watcher(IDS[1], 7533)
+    b.addresses = ()
+    asked: list[int] = []
+
+    def addresses() -> tuple[IpAddress, ...]:
+        asked.append(1)
+        return b.addresses
+
+    running = asyncio.create_task(b.discovery.run(addresses))
+    await until(lambda: len(asked) > 2)
+    assert b.discovery.seen.failures == 0
+    b.addresses = (LOOPBACK,)
+    await until(lambda: b.sightings and a.sightings, 15)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_an_interface_without_multicast_is_tried_again(stack: AsyncExitStack) -> None:
+    """zeroconf drops its socket unclosed when an interface is missing; that warning is not ours."""
+    watcher = await started(stack, IDS[0], 7433)
+    watcher.addresses = (ip_address("192.0.2.1"),)
+    await until(lambda: watcher.discovery.seen.failures >= 2, 15)
+    watcher.addresses = (LOOPBACK,)
+    other = await started(stack, IDS[1], 7533)
+    await until(lambda: watcher.sightings and other.sightings, 15)
+
+
 def test_a_literal_listen_covers_itself_and_any_covers_no_loopback() -> None:
-    assert own_addresses(Listen(ip=ip_address("127.0.0.5"), port=7433)) == (ip_address("127.0.0.5"),)
+    literal = Listen(ip=ip_address("127.0.0.5"), port=7433)
+    assert own_addresses(literal) == (ip_address("127.0.0.5"),)
+    assert announced_addresses(literal) == ()
     everything = own_addresses(Listen(ip=None, port=7433))
     assert not any(address.is_loopback or address.is_link_local for address in everything)
+    assert len(everything) <= 8
     only_v4 = own_addresses(Listen(ip=ip_address("0.0.0.0"), port=7433))
-    assert set(only_v4) <= set(everything)
     assert all(address.version == 4 for address in only_v4)
+    assert announced_addresses(Listen(ip=None, port=7433)) == everything

@@ -12,6 +12,7 @@ import pytest
 
 from agent.effects.clock import SystemClock
 from agent.identity.keys import Ed25519Verifier, NodeKey
+from agent.mesh.addresses import Endpoint
 from agent.mesh.shelf import MeshShelf
 from agent.settings.values import PeerHint
 from agent.store.marks import Marks
@@ -229,6 +230,16 @@ async def test_a_removed_member_loses_its_links_within_a_second(town: Town) -> N
     await until(lambda: c.links_up == 1)
 
 
+async def test_a_sighting_alone_is_enough_to_link(town: Town) -> None:
+    a = await town.start(0)
+    b = await town.start(1)
+    here = Endpoint(ip_address(a.host), a.port)
+    await until(lambda: b.driver.picture().epoch)
+    b.driver.sighted(a.who.member.node_id, [here])
+    await until(lambda: a.sees(b.who) and b.sees(a.who), 15, picture=b.driver.picture)
+
+
+@pytest.mark.threat("T23")
 async def test_a_half_open_link_is_noticed_within_six_seconds(town: Town) -> None:
     a = await town.start(0, members=(0, 1), allow=())
     async with FaultProxy((a.host, a.port)) as proxy:
