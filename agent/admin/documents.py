@@ -29,8 +29,8 @@ Number = TypeVar("Number", int, float)
 
 
 class LinkDoc(Struct, frozen=True, kw_only=True):
-    """This node's own link to a member. ``state`` is the mesh's word for it; ``fault`` says why it is not up, as the
-    end of the last dial (``lost``, ``refused`` ...) or the reason of the last BYE (``wrong_mesh`` ...)."""
+    """This node's own link to a member. ``state`` is the mesh's word for it; ``fault`` says why it is not up:
+    how the last dial ended (``lost``, ``refused`` ...) or what the last BYE said (``wrong_mesh`` ...)."""
 
     state: str
     rtt_ms: float | None = None
@@ -48,7 +48,7 @@ class ResidentDoc(Struct, frozen=True, kw_only=True):
 
 
 class EngineDoc(Struct, frozen=True, kw_only=True):
-    """One endpoint. ``running`` and ``queued`` are the engine's own numbers, ``ours`` went through pairmesh."""
+    """One endpoint. ``running`` and ``queued`` are the engine's numbers, ``ours`` went through pairmesh."""
 
     name: str
     kind: str
@@ -123,7 +123,7 @@ class StatusDoc(Struct, frozen=True, kw_only=True):
 def members_of(
     view: ClusterView, roster: Sequence[Member], links: Mapping[Id16, LinkDoc], now: int
 ) -> tuple[MemberDoc, ...]:
-    """One document per node of the view and per roster member it does not hold; own node first, then by name."""
+    """One document per node of the view and per roster member not in it; own node first, then by name."""
     docs = [member_doc(node, links.get(node.id16), now) for node in view.nodes.values()]
     unseen = [m for m in roster if m.id16 not in view.nodes and m.id16 != view.me]
     docs += [_unseen_doc(member, links.get(member.id16)) for member in unseen]

@@ -69,7 +69,7 @@ def judge_target(target: str) -> Refusal | None:
 
 
 def judge(asked: Asked, hosts: frozenset[str], origins: frozenset[str]) -> Refusal | None:
-    """None if the request may be looked at. ``hosts`` are ``name:port``, lower case; ``origins`` are exact."""
+    """None if the request may be looked at. ``hosts`` are lower-case ``name:port``, ``origins`` exact."""
     if (refusal := judge_target(asked.target)) is not None:
         return refusal
     if len(asked.hosts) != 1 or _bare(asked.hosts[0]) not in hosts:
@@ -83,7 +83,7 @@ def judge(asked: Asked, hosts: frozenset[str], origins: frozenset[str]) -> Refus
 
 
 def hosts_for(literal: str, port: int, extra: Sequence[str] = ()) -> frozenset[str]:
-    """The Host values of a listener: ``localhost`` and its own literal, and ``extra`` (with or without port)."""
+    """The Host values of a listener: ``localhost``, its own literal, and ``extra`` (port optional)."""
     named = [entry.lower() for entry in extra]
     literal = f"[{literal}]" if ":" in literal else literal
     with_port = [entry if _has_port(entry) else f"{entry}:{port}" for entry in named]

@@ -1,6 +1,7 @@
 """Who is at the other end of ``admin.sock``: the kernel's word, not the caller's.
 
-Allowed are root, the daemon's own user, and members of the group ``pairmesh`` by primary or supplementary group.
+Allowed are root, the daemon's own user, and members of the group ``pairmesh`` by primary or supplementary
+group.
 """
 
 import grp

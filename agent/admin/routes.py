@@ -1,7 +1,7 @@
 """What each admin route answers. Knows paths, queries and documents; knows no sockets and no HTTP library.
 
-Reading changes nothing. Every answer that is not the metrics is JSON; a refusal is ``{"error": code}``, with a
-``detail`` only where our own verb says more.
+Reading changes nothing. Every answer that is not the metrics is JSON; a refusal is ``{"error": code}``, with
+a ``detail`` only where our own verb says more.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The two listeners of the admin API: loopback TCP, which only reads, and ``admin.sock``, which also acts.
 
-Order on TCP: target, Host, Origin, then route. Order on the socket: who is it, target, then route. A verb does
-not exist on TCP. Every answer carries the headers of ``guard.HEADERS``, errors of the HTTP parser included. Each
-listener holds ``limits.ADMIN_CONNECTIONS`` connections; more are closed at once.
+Order on TCP: target, Host, Origin, then route. Order on the socket: who is it, target, then route. A verb
+does not exist on TCP. Every answer carries the headers of ``guard.HEADERS``, errors of the HTTP parser
+included. Each listener holds ``limits.ADMIN_CONNECTIONS`` connections; more are closed at once.
 """
 
 import asyncio
@@ -194,7 +194,7 @@ def _response(reply: Reply, extra: dict[str, str] | None = None) -> web.Response
 
 
 def _bound(path: Path, group: int | None) -> tuple[socket.socket, int]:
-    """A bound, not yet listening unix socket at ``path`` and its inode; its mode is right before it listens."""
+    """A unix socket bound at ``path``, and its inode; its mode is right before it listens."""
     if len(os.fsencode(path)) > SOCKET_PATH_MOST:
         raise RefuseToStart("socket_path_too_long", f"{path} is longer than {SOCKET_PATH_MOST} bytes")
     _clear(path)

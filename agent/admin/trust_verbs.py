@@ -1,7 +1,7 @@
 """The verbs about members: ``trust-list``, ``trust-export``, ``trust-add``, ``trust-remove``.
 
-Arguments are typed and bounded before anything acts; every change leaves an audit line. The rules of membership
-are the membership's; this only says in words why it refused.
+Arguments are typed and bounded before anything acts; every change leaves an audit line. The rules of
+membership are the membership's; this only says in words why it refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _ADD_REFUSALS: Final = {
     AddCode.CERT_MISMATCH: "a member of this id is known by another certificate",
     AddCode.ID16_TAKEN: "another member's id begins the same",
     AddCode.ADMISSION_TOO_HIGH: "the admission is out of range",
-    AddCode.NOT_STORED: "the entry could not be stored, so it was not taken: look at the disk of the state folder",
+    AddCode.NOT_STORED: "the entry could not be stored and was not taken: look at the state folder's disk",
 }
 _REMOVE_REFUSALS: Final = {
     RemoveCode.NOT_A_MEMBER: "no member goes by that id or name",

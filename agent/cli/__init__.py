@@ -65,7 +65,7 @@ def _top() -> ArgumentParser:
         usage="pairmesh VERB ...",
         description="A leaderless mesh of LLM hosts behind one local address.",
         epilog=f"verbs ('pairmesh VERB --help' tells more):\n{listed}\n\n"
-        "exit status: 0 done, 1 failed, 2 wrong usage, 69 no daemon answers, 78 settings or folders are unfit",
+        "exit status: 0 done, 1 failed, 2 wrong usage, 69 no daemon answers, 78 unfit settings or folders",
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pairmesh {__version__}")

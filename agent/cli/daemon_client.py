@@ -97,11 +97,11 @@ def _refusal(status: int, answer: bytes) -> Refused:
 def _advice(path: Path, exc: Exception) -> str:
     match exc:
         case PermissionError():
-            return f"may not use {path}: run this as root, as the daemon's user, or as a member of the group pairmesh"
+            return f"may not use {path}: run this as root, as the daemon's user, or in the group pairmesh"
         case FileNotFoundError():
             return (
-                f"no daemon: there is no {path}. Start one with 'pairmesh run', or, if it runs with other folders, "
-                "set STATE_DIRECTORY and RUNTIME_DIRECTORY as it has them"
+                f"no daemon: there is no {path}. Start one with 'pairmesh run', or, if it runs with other "
+                "folders, set STATE_DIRECTORY and RUNTIME_DIRECTORY as it has them"
             )
         case ConnectionRefusedError():
             return (

@@ -26,8 +26,8 @@ CONNECT_S: Final = 1.0
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "Look at folders, settings, versions, clock, the daemon, its ports, engines and members, and say what to do\n"
-        "about what is not as it should be. Changes nothing. Exit status 1 if something is bad."
+        "Look at folders, settings, versions, clock, the daemon, its ports, engines and members, and say\n"
+        "what to do about what is not as it should be. Changes nothing. Exit status 1 if something is bad."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
@@ -105,7 +105,7 @@ def _configured(folders: Folders) -> Mapping[str, str]:
 
 
 def _accepts(where: str) -> bool:
-    """Whether something accepts TCP connections at ``HOST:PORT``; an unspecified host is tried on loopback."""
+    """Whether something accepts TCP at ``HOST:PORT``; an unspecified host is tried on loopback."""
     host, _, port = where.rpartition(":")
     host = host.strip("[]")
     target = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -19,8 +19,9 @@ class _Recent(Struct):
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "Say in words why one request went where it went: what was chosen and expected, what was nearly chosen, who\n"
-        "was left out and why, and how it went. Decisions are kept for seven days on the node that made them."
+        "Say in words why one request went where it went: what was chosen and expected, what was nearly\n"
+        "chosen, who was left out and why, and how it went. Decisions are kept for seven days on the node\n"
+        "that made them."
     )
     parser.add_argument(
         "id",

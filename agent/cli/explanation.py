@@ -1,7 +1,7 @@
 """A decision in words: what was chosen and why, what nearly was, who was left out, and how it went. Pure.
 
-Every sentence is drawn from the record that routed; nothing is computed anew. The words of each code stand in one
-table, and a code without words is shown as it is.
+Every sentence is drawn from the record that routed; nothing is computed anew. The words of each code stand in
+one table, and a code without words is shown as it is.
 """
 
 import math

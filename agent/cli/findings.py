@@ -22,8 +22,8 @@ _ROUTING_FLAGS: Final = {
 }
 _LINK_FAULTS: Final = {
     "wrong_mesh": "is in another mesh: export its member file again and add it here, and the other way round",
-    "lost": "drops this node's connections: it may not have this node as a member; add this node's file there",
-    "tls_failed": "and this node do not accept each other's certificates: export and add both member files again",
+    "lost": "drops this node's connections: it may not know this node; add this node's file there",
+    "tls_failed": "does not agree with this node on certificates: export and add both member files again",
     "identity_mismatch": "is not who answers at its known address",
     "removed": "says that this node was removed",
     "refused": "has nobody listening at its known addresses: is pairmesh running there?",

@@ -1,7 +1,7 @@
 """The least versions this software is safe with, and what is installed.
 
-Older ones have known holes (aiohttp before 3.14.1 pools connections by address alone) or parse in pure Python,
-where lenient readings of HTTP and of msgpack were found. ``run`` refuses to start below a floor.
+Older ones have known holes (aiohttp before 3.14.1 pools connections by address alone) or parse in pure
+Python, where lenient readings of HTTP and of msgpack were found. ``run`` refuses to start below a floor.
 """
 
 import re

@@ -23,9 +23,9 @@ SWITCH_FLAGS: Final = ("router", "engines.autodetect")
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "Run the daemon until SIGTERM or SIGINT. Settings come from pairmesh.toml in the config folder; a flag beats\n"
-        "the file. Folders come from STATE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY, else from the\n"
-        "XDG variables or their defaults."
+        "Run the daemon until SIGTERM or SIGINT. Settings come from pairmesh.toml in the config folder; a flag\n"
+        "beats the file. Folders come from STATE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY,\n"
+        "else from the XDG variables or their defaults."
     )
     for path in TEXT_FLAGS:
         key = BY_PATH[path]

@@ -11,8 +11,9 @@ from agent.cli.nodes import status_text
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "Show the daemon of this host and every member it knows: state and its age, pressure level, engines, models\n"
-        "in memory, requests in flight, learned speed of the fastest warm model, own link. A dash is unknown."
+        "Show the daemon of this host and every member it knows: state and its age, pressure level, engines,\n"
+        "models in memory, requests in flight, learned speed of the fastest warm model, own link. A dash is\n"
+        "unknown."
     )
     parser.add_argument("--json", action="store_true", help="print the document the daemon answers")
 

@@ -74,9 +74,7 @@ def _list(client: DaemonClient, args: Namespace) -> int:
     if rows:
         print("\n".join(columns([("NAME", "ID", "STATE", "ROLES", "ADMISSION"), *rows])))
     else:
-        print(
-            "no other members: 'pairmesh trust export' here, 'pairmesh trust add' there, and the other way round"
-        )
+        print("no other members: 'pairmesh trust export' here, 'pairmesh trust add' there, and the reverse")
     return Exit.OK
 
 

@@ -1,8 +1,8 @@
 """The decision journal: every decision with its outcome, and every change of trust.
 
 The newest ``limits.JOURNAL_RING`` decisions stay in memory; all go to SQLite through one writer thread, so
-the event loop never waits for a disk. A full queue drops decisions and counts them; a failing disk loses rows,
-counts them, and serving goes on. Records hold no text of a prompt or an answer, and neither does this.
+the event loop never waits for a disk. A full queue drops decisions and counts them; a failing disk loses
+rows, counts them, and serving goes on. Records hold no text of a prompt or an answer, and neither does this.
 """
 
 import asyncio
@@ -215,7 +215,7 @@ class Journal:
         self._file.trim(self._clock.wall_ms())
 
     def _guarded(self, act: Callable[[], None]) -> bool:
-        """Run ``act``; False if the disk refuses. A file found damaged is set aside and ``act`` tried once more."""
+        """Run ``act``; False if the disk refuses. A damaged file is set aside and ``act`` tried once more."""
         try:
             try:
                 act()

@@ -98,7 +98,8 @@ class JournalFile:
             with db:
                 left = db.execute("select count(*) from decisions").fetchone()[0]
                 db.execute(
-                    "delete from decisions where rowid in (select rowid from decisions order by at_ms limit ?)",
+                    "delete from decisions where rowid in "
+                    "(select rowid from decisions order by at_ms limit ?)",
                     (left // TRIM_SHARE + 1,),
                 )
             if not left:

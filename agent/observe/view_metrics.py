@@ -1,4 +1,4 @@
-"""Metrics read from the current view at scrape time: members, ages of their state, the own host's pressure."""
+"""Metrics read from the current view at scrape time: members, ages of their state, own pressure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
