@@ -159,7 +159,10 @@ def _read(folder: Path, faults: list[Fault]) -> dict[str, object]:
         line = raw.count(b"\n", 0, error.start) + 1
         faults.append(Fault(file=f"{FILE}:{line}", key="", problem="not UTF-8"))
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        faults.append(Fault(file=FILE, key="", problem="nested too deeply"))
+        return {}
+    except ValueError as error:
         faults.append(_broken(str(error)))
         return {}
     return _flat(tree, faults)

@@ -128,9 +128,13 @@ def milliseconds(written: object, refuse: Refuse, *, least_s: float, most_s: flo
 
 def number(written: object) -> float | None:
     """``written`` as a finite number, or None."""
-    if isinstance(written, bool) or not isinstance(written, int | float) or not math.isfinite(written):
+    if isinstance(written, bool) or not isinstance(written, int | float):
         return None
-    return float(written)
+    try:
+        found = float(written)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def node_name(written: object, refuse: Refuse) -> NodeName:

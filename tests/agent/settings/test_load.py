@@ -137,6 +137,12 @@ def test_a_file_that_is_not_utf8_gives_its_line(tmp_path: Path) -> None:
     assert (fault.file, fault.problem) == ("pairmesh.toml:2", "not UTF-8")
 
 
+@pytest.mark.parametrize("text", ["x = " + "[" * 5_000 + "]" * 5_000, "x = " + "9" * 5_000, "#" * 1_100_000])
+def test_an_absurd_file_is_a_fault_not_a_crash(tmp_path: Path, text: str) -> None:
+    (fault,) = check(write(tmp_path, text))
+    assert fault.file.startswith(FILE)
+
+
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_a_world_writable_place_is_refused(tmp_path: Path, what: str) -> None:
     write(tmp_path, 'name = "a"')
@@ -295,6 +301,32 @@ def test_shown_settings_load_to_the_same_settings(tmp_path: Path) -> None:
 )
 def test_a_printed_value_reads_back_as_itself(value: object) -> None:
     assert tomllib.loads(f"x = {toml(value)}") == {"x": value}
+
+
+LEAVES = (
+    st.none() | st.text() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.just("off")
+)
+WRITTEN = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["memory", "avail", "swap.rate", "high", "enter", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100)
+@given(flags=st.dictionaries(st.sampled_from([key.path for key in KEYS]), WRITTEN, max_size=6))
+def test_whatever_is_written_is_either_accepted_or_a_fault_with_a_key(flags: dict[str, object]) -> None:
+    found = load(Path("/nonexistent"), host_name="x", flags=flags)
+    if isinstance(found, Settings):
+        assert all(found.written[path].value == value for path, value in flags.items())
+    else:
+        assert all(any(fault.key.startswith(path) for path in flags) for fault in found)
+        assert all(str(fault).isprintable() for fault in found)
 
 
 def test_the_reference_lists_every_key_once() -> None:

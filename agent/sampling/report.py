@@ -1,0 +1,85 @@
+"""What sampling tells people: lines about levels and about a host that does not answer, and the age of samples.
+
+It decides nothing and keeps only what it needs to stay quiet: how often each signal was told within a minute,
+and since when the host is silent.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agent.observe.log import Log
+from agent.observe.metrics import Family, gauge_family
+from router_core.pressure.machine import Notify
+from router_core.pressure.samples import Sampled
+from router_core.record.state import Flag, Level
+
+LINES_PER_MIN: Final = 6
+MINUTE_MS: Final = 60_000
+REPEAT_MS: Final = 3_600_000
+
+
+class SamplingReport:
+    """``now`` gives boot milliseconds. Also a collector of ``pairmesh_sample_age_seconds``."""
+
+    def __init__(self, log: Log, now: Callable[[], int]) -> None:
+        self._log = log
+        self._now = now
+        self._told: dict[str, tuple[int, int]] = {}
+        self._silent_told_ms: int | None = None
+        self._latest: Sampled | None = None
+
+    def notify(self, note: Notify) -> None:
+        """A level changed: one line, at most six a minute for one signal, the rest counted in the next line. That
+        a signal was first seen at rest is not told."""
+        change = note.transition
+        if change.reason == "first" and change.after is Level.NONE:
+            return
+        now = self._now()
+        since, lines = self._told.get(change.signal, (now, 0))
+        suppressed = 0
+        if now - since >= MINUTE_MS:
+            suppressed, since, lines = max(0, lines - LINES_PER_MIN), now, 0
+        self._told[change.signal] = since, lines + 1
+        if lines >= LINES_PER_MIN:
+            return
+        fields: dict[str, object] = {
+            "resource": change.resource,
+            "signal": change.signal,
+            "from": _word(change.before),
+            "to": _word(change.after),
+            "value": change.value,
+            "threshold": change.threshold,
+            "unit": change.unit,
+            "held_ms": change.held_ms,
+            "profile": note.profile,
+            "reason": change.reason or None,
+            "suppressed": suppressed or None,
+        }
+        known = {name: value for name, value in fields.items() if value is not None}
+        self._log.info("sampling.level_changed", **known)
+
+    def sampled(self, sampled: Sampled) -> None:
+        """A tick was published: tell, once an hour, that the host thread is silent, and once that it is back."""
+        self._latest = sampled
+        if not sampled.flags & Flag.DEGRADED:
+            if self._silent_told_ms is not None:
+                self._log.info("sampling.host_back")
+            self._silent_told_ms = None
+        elif self._silent_told_ms is None or sampled.at_ms - self._silent_told_ms >= REPEAT_MS:
+            self._silent_told_ms = sampled.at_ms
+            self._log.warning("sampling.host_stuck", since_ms=sampled.host.taken_ms if sampled.host else None)
+
+    def failed(self, error: Exception) -> None:
+        """A read of the host raised."""
+        self._log.warning("sampling.read_failed", error=error)
+
+    def collect(self) -> Iterable[Family]:
+        host = None if self._latest is None else self._latest.host
+        age = None if host is None else max(0, self._now() - host.taken_ms) / 1_000
+        yield gauge_family(
+            "pairmesh_sample_age_seconds", "Age of the newest sample.", ("source",), {("host",): age}
+        )
+
+
+def _word(level: Level | None) -> str:
+    return "unknown" if level is None else level.name.lower()
