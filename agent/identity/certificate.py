@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, SignatureAlgorit
 
 from router_core import limits
 from router_core.ids import SPKI_PREFIX, Id32, NodeId, id32_of_key, node_id_of
+from router_core.record.crypto import SIGNATURE_BYTES
 from router_core.trust.certificate import CertFault
 
 NOT_BEFORE: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,25 +46,23 @@ def check_cert(der: bytes) -> Id32 | CertFault:
     try:
         found = x509.load_der_x509_certificate(der)
         public = found.public_key()
-        fault = _fault(found, public) if isinstance(public, Ed25519PublicKey) else CertFault.NOT_ED25519
-        if fault is not None:
-            return fault
-        assert isinstance(public, Ed25519PublicKey)
-        if found.public_bytes(Encoding.DER) != der:
-            return CertFault.NOT_X509
-    except Exception:
+        if not isinstance(public, Ed25519PublicKey):
+            return CertFault.NOT_ED25519
+        return _fault(der, found, public) or id32_of_key(public.public_bytes_raw())
+    except Exception:  # a stranger's bytes; the parser documents no closed set of errors
         return CertFault.NOT_X509
-    return id32_of_key(public.public_bytes_raw())
 
 
-def _fault(found: x509.Certificate, public: Ed25519PublicKey) -> CertFault | None:
+def _fault(der: bytes, found: x509.Certificate, public: Ed25519PublicKey) -> CertFault | None:
     if found.signature_algorithm_oid != SignatureAlgorithmOID.ED25519:
         return CertFault.NOT_ED25519
-    wanted = _wanted(public.public_bytes_raw())
+    wanted = _builder(public).sign(_ANY_SIGNER, None)
     if found.tbs_certificate_bytes != wanted.tbs_certificate_bytes:
         return _first_difference(found, wanted)
+    if der[:-SIGNATURE_BYTES] != wanted.public_bytes(Encoding.DER)[:-SIGNATURE_BYTES]:
+        return CertFault.NOT_X509
     try:
-        public.verify(found.signature, found.tbs_certificate_bytes)
+        public.verify(der[-SIGNATURE_BYTES:], found.tbs_certificate_bytes)
     except InvalidSignature:
         return CertFault.BAD_SIGNATURE
     return None
@@ -71,8 +70,8 @@ def _fault(found: x509.Certificate, public: Ed25519PublicKey) -> CertFault | Non
 
 def _first_difference(found: x509.Certificate, wanted: x509.Certificate) -> CertFault:
     """Name what differs; anything without a name of its own is an extension or its order."""
-    common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(common) == 1 and common[0].value != node_id_of(id32_of_key(_key32(wanted))):
+    common = [cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME) for cert in (found, wanted)]
+    if len(common[0]) == 1 and common[0] != common[1]:
         return CertFault.ID_MISMATCH
     if found.subject != wanted.subject or found.issuer != wanted.issuer:
         return CertFault.NAMES
@@ -100,17 +99,6 @@ def _names(found: x509.Certificate) -> list[x509.GeneralName]:
         return list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:
         return []
-
-
-def _key32(found: x509.Certificate) -> bytes:
-    public = found.public_key()
-    assert isinstance(public, Ed25519PublicKey)
-    return public.public_bytes_raw()
-
-
-def _wanted(key32: bytes) -> x509.Certificate:
-    """What a certificate of this key says, under a signature that means nothing."""
-    return _builder(Ed25519PublicKey.from_public_bytes(key32)).sign(_ANY_SIGNER, None)
 
 
 def _builder(public: Ed25519PublicKey) -> x509.CertificateBuilder:

@@ -29,7 +29,6 @@ def test_the_epoch_is_what_was_saved(tmp_path):
     assert Marks(tmp_path).epoch() == 7
 
 
-@pytest.mark.threat("T10")
 @pytest.mark.threat("T48")
 def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path):
     marks = Marks(tmp_path)
@@ -43,7 +42,6 @@ def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path):
     assert marks.epoch() == 0
 
 
-@pytest.mark.threat("T9")
 def test_floors_survive_and_damaged_ones_are_the_ones_before_or_none(tmp_path):
     marks = Marks(tmp_path)
     assert marks.floors() == {}

@@ -183,7 +183,6 @@ def test_an_address_is_four_or_sixteen_bytes():
         decode_static(raw)
 
 
-@pytest.mark.threat("T30")
 def test_a_port_below_1024_is_a_bad_body():
     raw = msgpack.packb([[[bytes(4), 80, 7_434]]])
     with pytest.raises(RemoteFault, match="bad_body"):

@@ -28,7 +28,6 @@ def test_the_first_record_is_newer():
         (Stamp(2**40, 1), Verdict.NEWER),
     ],
 )
-@pytest.mark.threat("T11")
 def test_epoch_comes_before_seq_and_no_jump_is_too_far(stamp, verdict):
     assert told(stamp, held=Stamp(2, 5)) is verdict
 
@@ -45,7 +44,6 @@ def test_the_same_stamp_of_another_process_life_is_older():
     assert told(Stamp(2, 5), inst=2, held=Stamp(2, 5)) is Verdict.OLDER
 
 
-@pytest.mark.threat("T9")
 def test_nothing_at_or_below_the_floor_comes_back_but_a_static_named_by_hash():
     assert told(Stamp(2, 5), floor=Stamp(2, 5)) is Verdict.BELOW_FLOOR
     assert told(Stamp(2, 6), floor=Stamp(2, 5)) is Verdict.NEWER
@@ -56,7 +54,6 @@ def test_an_own_record_is_own_whatever_its_stamp():
     assert told(Stamp(9, 9), own=True, held=Stamp(1, 1)) is Verdict.OWN
 
 
-@pytest.mark.threat("T9")
 @given(arriving=st.lists(st.tuples(stamps, insts), max_size=12), floor=stamps)
 def test_a_slot_that_takes_only_newer_records_never_falls(arriving, floor):
     held: Stamp | None = None

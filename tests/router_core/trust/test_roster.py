@@ -158,7 +158,6 @@ def test_another_certificate_for_a_pinned_id_is_refused():
     assert after is roster
 
 
-@pytest.mark.threat("T15")
 def test_the_roster_is_full_at_its_limit_but_a_member_may_be_admitted_anew():
     _, roster = hear(empty(limit=2), e(1), e(2))
     assert hear(roster, e(3))[0] is Verdict.FULL
