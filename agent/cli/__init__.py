@@ -30,16 +30,30 @@ class Verb(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit status."""
+    """Run one command line; the exit status. Wrong usage and ``--help`` raise ``SystemExit``."""
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = _top()
-    if not words or words[0].startswith("-") or words[0] not in VERBS:
-        parser.parse_args(words)
-        return Exit.USAGE
-    verb = cast(Verb, import_module(f"agent.cli.{words[0]}"))
-    own = ArgumentParser(prog=f"pairmesh {words[0]}", formatter_class=RawDescriptionHelpFormatter)
-    verb.declare(own)
-    return _guarded(verb, own.parse_args(words[1:]))
+    args = parser(words[0] if words else "").parse_args(words)
+    return _guarded(_module(args.verb), args)
+
+
+def parser(asked: str | None = None) -> ArgumentParser:
+    """The whole command line; with ``asked``, the arguments of that verb alone, so that no other is loaded."""
+    made = ArgumentParser(
+        prog="pairmesh",
+        description="A leaderless mesh of LLM hosts behind one local address.",
+        epilog="exit status: 0 done, 1 failed, 2 wrong usage, 69 no daemon answers, 78 unfit settings or folders",
+    )
+    made.add_argument("--version", action="version", version=f"pairmesh {__version__}")
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+    for name, what in VERBS.items():
+        verb = verbs.add_parser(name, help=what, formatter_class=RawDescriptionHelpFormatter)
+        if asked in (None, name):
+            _module(name).declare(verb)
+    return made
+
+
+def _module(verb: str) -> Verb:
+    return cast(Verb, import_module(f"agent.cli.{verb}"))
 
 
 def _guarded(verb: Verb, args: Namespace) -> int:
@@ -56,18 +70,3 @@ def _guarded(verb: Verb, args: Namespace) -> int:
 def _fail(message: str, code: Exit) -> int:
     print(f"pairmesh: {message}", file=sys.stderr)
     return code
-
-
-def _top() -> ArgumentParser:
-    listed = "\n".join(f"  {name:10}{what}" for name, what in VERBS.items())
-    parser = ArgumentParser(
-        prog="pairmesh",
-        usage="pairmesh VERB ...",
-        description="A leaderless mesh of LLM hosts behind one local address.",
-        epilog=f"verbs ('pairmesh VERB --help' tells more):\n{listed}\n\n"
-        "exit status: 0 done, 1 failed, 2 wrong usage, 69 no daemon answers, 78 unfit settings or folders",
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"pairmesh {__version__}")
-    parser.add_argument("verb", choices=VERBS, metavar="VERB", help="what to do")
-    return parser

@@ -26,7 +26,6 @@ class _Listed(Struct):
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = "List, export, add and remove members. Pairing lets a node read what it serves."
-    parser.set_defaults(act=None)
     acts = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
     listed = acts.add_parser("list", help="every member ever added, removed ones included")
     listed.set_defaults(act=_list)
