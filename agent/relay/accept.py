@@ -95,9 +95,11 @@ class Acceptor:
                 except OSError:
                     await asyncio.sleep(limits.ACCEPT_PAUSE / 1000)
                     continue
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with contextlib.suppress(OSError):
+                try:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.connect_accepted_socket(self._make, sock)
+                except OSError:
+                    sock.close()
         finally:
             ticker.cancel()
             self._sock.close()

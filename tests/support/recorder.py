@@ -5,6 +5,7 @@ fault, never repaired.
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class Exchange:
     async def begin_stream(self, headers: bytes = b"") -> None:
         """The head of a chunked event stream."""
         await self.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n%s\r\n" % headers
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n%s\r\n"
+            % headers
         )
 
     async def chunk(self, data: bytes) -> None:
@@ -66,10 +68,8 @@ class Exchange:
 
     async def gone(self) -> None:
         """Return when the other end has closed or reset the socket."""
-        try:
+        with contextlib.suppress(ConnectionError):
             assert await self._reader.read(1) == b"", "bytes behind the request"
-        except ConnectionError:
-            pass
 
 
 Script = Callable[[Exchange], Awaitable[None]]

@@ -1,6 +1,7 @@
 """A plain HTTP client over a raw socket: it says exactly what it is told to and keeps exactly what it hears."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 CHAT = b"/v1/chat/completions"
@@ -75,10 +76,8 @@ class Client:
 
     async def ended(self) -> None:
         """Return when the other end has closed, having said nothing more."""
-        try:
+        with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(self.reader.read(1), 10) == b""
-        except ConnectionError:
-            pass
 
     def close(self) -> None:
         self.writer.close()

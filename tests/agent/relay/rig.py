@@ -16,7 +16,7 @@ from agent.relay.dispatch import DispatchRate
 from agent.relay.driver import Wiring
 from agent.relay.headers import Dates
 from agent.relay.listener import Buffered, ServerConnection
-from agent.relay.ports import AccessLine, Asked, AttemptReport, PeerRoute, Phase, RouteHeader, Routed, Turned
+from agent.relay.ports import AccessLine, Asked, AttemptReport, PeerRoute, Phase, Routed, RouteHeader, Turned
 from agent.relay.upstream import Pool
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import FailureClass
@@ -279,7 +279,10 @@ def bound() -> socket.socket:
 
 @asynccontextmanager
 async def running(
-    *upstreams: int, clock: Clock | None = None, policy: ExchangePolicy | None = None, doors: Doors | None = None
+    *upstreams: int,
+    clock: Clock | None = None,
+    policy: ExchangePolicy | None = None,
+    doors: Doors | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port."""
     relay = build(clock, policy)
@@ -296,9 +299,7 @@ async def running(
         roll=relay.roll,
     )
     dates = Dates()
-    acceptor = Acceptor(
-        sock, lambda: ServerConnection(front, relay.clock, dates, relay.buffered), relay.roll
-    )
+    acceptor = Acceptor(sock, lambda: ServerConnection(front, relay.clock, dates, relay.buffered), relay.roll)
     relay.port = acceptor.address[1]
     relay.wiring.tasks.spawn(acceptor.run(relay.wiring.tasks), "accept")
     try:

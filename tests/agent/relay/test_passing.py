@@ -36,10 +36,15 @@ async def test_a_request_body_arrives_byte_for_byte(body: bytes) -> None:
 
 async def test_a_chunked_request_arrives_whole_with_a_length() -> None:
     async with Recorder() as up, running(up.port) as relay:
-        head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n" % (CHAT, relay.port)
+        head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n" % (
+            CHAT,
+            relay.port,
+        )
         pieces = [BODY[:7], BODY[7:8], BODY[8:]]
         raw = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-        await ask(relay.port, head + b"Transfer-Encoding: chunked\r\n\r\n" + raw + b"0\r\nX-Trailer: 1\r\n\r\n")
+        await ask(
+            relay.port, head + b"Transfer-Encoding: chunked\r\n\r\n" + raw + b"0\r\nX-Trailer: 1\r\n\r\n"
+        )
         assert up.requests[0].body == BODY
         assert up.requests[0].value(b"x-trailer") is None
 
@@ -141,7 +146,9 @@ async def test_an_http_1_0_client_gets_no_chunk() -> None:
 async def test_interim_answers_are_skipped_and_errors_of_the_engine_pass_whole() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n")
-        await exchange.answer(b'{"error":"no"}', status=422, headers=b"set-cookie: a=b\r\nx-ratelimit-left: 3\r\n")
+        await exchange.answer(
+            b'{"error":"no"}', status=422, headers=b"set-cookie: a=b\r\nx-ratelimit-left: 3\r\n"
+        )
 
     async with Recorder(script) as up, running(up.port) as relay:
         heard = await ask(relay.port, post(relay.port))
@@ -170,7 +177,8 @@ async def test_credentials_hints_and_cookies_never_go_upstream() -> None:
         assert request.value(b"authorization") == b"Bearer engine"
         assert request.value(b"x-request-id") == b"abc"
         trace = request.value(b"traceparent") or b""
-        assert trace.startswith(b"00-0af7651916cd43dd8448eb211c80319c-") and b"b7ad6b7169203331" not in trace
+        assert trace.startswith(b"00-0af7651916cd43dd8448eb211c80319c-")
+        assert b"b7ad6b7169203331" not in trace
         assert relay.fleet.asked[0].headers == (("x-pairmesh-prefer", "@n"), ("x-session-id", "s"))
 
 
@@ -274,7 +282,8 @@ async def test_a_slow_reader_pauses_the_engine_and_loses_nothing() -> None:
         assert written < 200
         client.writer.transport.resume_reading()
         heard = await client.heard()
-        assert heard.clean and hashlib.sha256(heard.body).digest() == hashlib.sha256(block * 200).digest()
+        assert heard.clean
+        assert hashlib.sha256(heard.body).digest() == hashlib.sha256(block * 200).digest()
         client.close()
 
 
@@ -292,7 +301,11 @@ async def test_pipelined_requests_are_answered_in_order_one_at_a_time() -> None:
     async with Recorder() as up, running(up.port) as relay:
         client = await Client.to(relay.port)
         await client.send(post(relay.port) + get(relay.port) + post(relay.port, b'{"model":"m","z":1}'))
-        assert [(await client.heard()).body for _ in range(3)] == [b'{"ok":true}', b'{"status":"ok"}', b'{"ok":true}']
+        assert [(await client.heard()).body for _ in range(3)] == [
+            b'{"ok":true}',
+            b'{"status":"ok"}',
+            b'{"ok":true}',
+        ]
         assert [request.body for request in up.requests] == [BODY, b'{"model":"m","z":1}']
         client.close()
 
@@ -307,6 +320,7 @@ async def test_too_much_pipelining_aborts_the_connection() -> None:
         await up.arrived()
         await client.send(b"x" * (64 << 10) + b"x")
         await client.ended()
+        client.close()
         await until(lambda: relay.watch.attempts)
         relay.assert_idle()
 
@@ -324,7 +338,9 @@ async def test_continue_is_said_only_to_who_asked() -> None:
 
 
 async def test_a_jdk_clients_offer_of_h2c_is_ignored_and_the_connection_closed() -> None:
-    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+    )
     async with Recorder() as up, running(up.port) as relay:
         heard = await ask(relay.port, post(relay.port, headers=offer))
         assert (heard.status, heard.headers["connection"]) == (200, "close")
@@ -337,7 +353,10 @@ async def test_head_and_get_agree() -> None:
         for path in (b"/health", b"/v1/models", b"/", b"/v1/models/m", b"/v1/models/none"):
             told = await ask(relay.port, get(relay.port, path))
             silent = await ask(relay.port, get(relay.port, path, method=b"HEAD"), bodyless=True)
-            assert (told.status, told.headers["content-length"]) == (silent.status, silent.headers["content-length"])
+            assert (told.status, told.headers["content-length"]) == (
+                silent.status,
+                silent.headers["content-length"],
+            )
             assert silent.body == b""
 
 

@@ -128,7 +128,8 @@ def test_the_first_refusal_is_not_an_attempt_and_is_no_fault() -> None:
         if name == "a":
             actions = run.tell(ev.IngressRefused(attempt=1, cause="queue_full"))
             assert kinds(actions) == ["EndAttempt", "Decide"]
-            assert actions[1].refused == {key("a")} and actions[1].tried == frozenset()
+            assert actions[1].refused == {key("a")}
+            assert actions[1].tried == frozenset()
         else:
             run.lost()
     assert [each.result for each in run.outcomes()] == [ev.Result.REFUSED] + [ev.Result.FAILED] * 3
@@ -166,7 +167,8 @@ def test_what_another_endpoint_may_do_better_goes_on(status: int, failure: Failu
 
 
 @pytest.mark.parametrize(
-    ("status", "failure"), [(400, FailureClass.OTHER), (400, FailureClass.TOO_LONG), (422, FailureClass.OTHER)]
+    ("status", "failure"),
+    [(400, FailureClass.OTHER), (400, FailureClass.TOO_LONG), (422, FailureClass.OTHER)],
 )
 def test_an_error_about_the_request_itself_is_passed_on(status: int, failure: FailureClass) -> None:
     run = Run().sent()
@@ -178,9 +180,13 @@ def test_an_error_about_the_request_itself_is_passed_on(status: int, failure: Fa
 
 def test_a_server_error_is_tried_elsewhere_once_per_request() -> None:
     run = Run().sent("a")
-    assert "Decide" in kinds(run.tell(ev.Answered(attempt=1, status=500, failure=FailureClass.OTHER, whole=True)))
+    assert "Decide" in kinds(
+        run.tell(ev.Answered(attempt=1, status=500, failure=FailureClass.OTHER, whole=True))
+    )
     run.sent("b")
-    assert kinds(run.tell(ev.Answered(attempt=2, status=500, failure=FailureClass.OTHER, whole=True))) == ["Commit"]
+    assert kinds(run.tell(ev.Answered(attempt=2, status=500, failure=FailureClass.OTHER, whole=True))) == [
+        "Commit"
+    ]
     run.tell(ev.BodyEnded(attempt=2))
     assert [each.fault for each in run.outcomes()] == [True, True]
 
@@ -242,7 +248,9 @@ def test_idle_time_counts_from_the_last_byte() -> None:
     run = Run().streaming()
     assert run.tell(ev.TimePassed(last_byte_ms=200_000), at=300_000) == []
     assert run.machine.deadline == 500_000
-    assert run.tell(ev.TimePassed(last_byte_ms=200_000), at=500_000)[1] == ev.TellError(code="upstream_timeout")
+    assert run.tell(ev.TimePassed(last_byte_ms=200_000), at=500_000)[1] == ev.TellError(
+        code="upstream_timeout"
+    )
 
 
 def test_a_suspect_peer_has_five_seconds_before_commit_and_thirty_after() -> None:
@@ -286,7 +294,9 @@ def test_nothing_is_dispatched_after_the_deadline() -> None:
 
 
 def test_stopping_tells_the_truth_before_and_after_commit() -> None:
-    assert Run().sent().tell(ev.ShuttingDown())[-1] == ev.Reply(status=503, code="shutting_down", retry_after_s=None)
+    assert Run().sent().tell(ev.ShuttingDown())[-1] == ev.Reply(
+        status=503, code="shutting_down", retry_after_s=None
+    )
     assert ev.TellError(code="shutting_down") in Run().streaming().tell(ev.ShuttingDown())
 
 
@@ -302,7 +312,9 @@ def test_the_first_byte_limit_follows_prediction_above_its_floor() -> None:
 
 ATTEMPT = st.integers(1, 4)
 EVENTS = st.one_of(
-    st.builds(lambda name, peer: ev.Decided(target=target(name, peer=peer)), st.sampled_from("abcd"), st.booleans()),
+    st.builds(
+        lambda name, peer: ev.Decided(target=target(name, peer=peer)), st.sampled_from("abcd"), st.booleans()
+    ),
     st.just(ev.TurnedAway(status=503, code="unreachable")),
     st.builds(ev.Connected, attempt=ATTEMPT),
     st.builds(ev.Continued, attempt=ATTEMPT),
@@ -319,7 +331,14 @@ EVENTS = st.one_of(
     st.builds(ev.IngressRefused, attempt=ATTEMPT, cause=st.sampled_from(("queue_full", "pressure"))),
     st.builds(ev.Lost, attempt=ATTEMPT, cause=st.sampled_from(Cause), stale=st.booleans()),
     st.sampled_from(
-        (ev.NodeSuspected(), ev.NodeRecovered(), ev.NodeGone(), ev.ClientGone(), ev.ShuttingDown(), ev.TimePassed())
+        (
+            ev.NodeSuspected(),
+            ev.NodeRecovered(),
+            ev.NodeGone(),
+            ev.ClientGone(),
+            ev.ShuttingDown(),
+            ev.TimePassed(),
+        )
     ),
 )
 
@@ -338,7 +357,9 @@ def test_every_attempt_has_one_outcome_and_every_request_at_most_one_reply(
     names = kinds(run.actions)
     assert [each.attempt for each in run.outcomes()] == list(range(1, names.count("Dial") + 1))
     assert names.count("Commit") <= 1
-    ends = names.count("Reply") + names.count("ReplyAnswer") + names.count("Finish") + names.count("TellError")
+    ends = (
+        names.count("Reply") + names.count("ReplyAnswer") + names.count("Finish") + names.count("TellError")
+    )
     assert ends <= 1
     if "Commit" in names:
         after = names[names.index("Commit") :]

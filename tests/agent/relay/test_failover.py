@@ -1,0 +1,377 @@
+"""Before the first body byte a request goes elsewhere; after it the truth is told. Real sockets on both sides."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from router_core.exchange.failure import Cause
+from tests.agent.relay.client import BODY, Client, Heard, ask, post
+from tests.agent.relay.rig import Local, bound, running
+from tests.support.recorder import Exchange, Recorder, say_ok
+from tests.support.until import until
+
+STREAM = b'{"model":"m","stream":true,"messages":[]}'
+EVENT = b'data: {"choices":[{"delta":{"content":"word"}}]}\n\n'
+
+
+def free_port() -> int:
+    with bound() as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def code_of(heard: Heard) -> str:
+    code: str = json.loads(heard.body)["error"]["code"]
+    return code
+
+
+async def eof(exchange: Exchange) -> None:
+    exchange.close()
+
+
+async def reset(exchange: Exchange) -> None:
+    exchange.reset()
+
+
+async def head_then_eof(exchange: Exchange) -> None:
+    await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+    exchange.close()
+
+
+async def chunked_head_then_eof(exchange: Exchange) -> None:
+    await exchange.begin_stream()
+    exchange.close()
+
+
+async def garbage(exchange: Exchange) -> None:
+    await exchange.write(b"SSH-2.0-OpenSSH\r\n")
+
+
+async def bad_head(exchange: Exchange) -> None:
+    await exchange.write(
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+
+
+async def two_lengths(exchange: Exchange) -> None:
+    await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nabc")
+
+
+async def endless_head(exchange: Exchange) -> None:
+    await exchange.write(b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000)
+
+
+async def busy(exchange: Exchange) -> None:
+    await exchange.answer(b'{"error":{"code":503}}', status=503)
+
+
+async def absent(exchange: Exchange) -> None:
+    await exchange.answer(b'{"error":"not found"}', status=404)
+
+
+async def locked(exchange: Exchange) -> None:
+    await exchange.answer(b'{"error":"key"}', status=401)
+
+
+async def broken(exchange: Exchange) -> None:
+    await exchange.answer(b'{"error":"boom"}', status=500)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        eof,
+        reset,
+        head_then_eof,
+        chunked_head_then_eof,
+        garbage,
+        bad_head,
+        two_lengths,
+        endless_head,
+        busy,
+        absent,
+        locked,
+        broken,
+    ],
+)
+async def test_a_failure_before_the_first_byte_goes_to_the_next_endpoint(script: object) -> None:
+    async with Recorder(script) as bad, Recorder() as good, running(bad.port, good.port) as relay:  # type: ignore[arg-type]
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, heard.body, heard.headers["x-pairmesh-attempts"]) == (200, b'{"ok":true}', "2")
+        assert [len(bad.requests), len(good.requests)] == [1, 1]
+        assert good.requests[0].body == BODY
+        assert (good.requests[0].value(b"x-request-id") or b"").endswith(b"-a2")
+        assert relay.watch.results() == ["failed", "done"]
+        relay.assert_idle()
+
+
+async def test_a_refused_connection_goes_on_and_opens_the_breaker_at_once() -> None:
+    async with Recorder() as good, running(free_port(), good.port) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, "@here/e1")
+        assert relay.watch.attempts[0].outcome.cause is Cause.CONNECT_REFUSED
+        now = relay.clock.boot_ms()
+        assert relay.wiring.breakers.state(relay.watch.attempts[0].routed.at, now) == 2
+
+
+async def test_an_endpoint_that_accepts_nothing_costs_its_connect_limit_only() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        async with Recorder() as good, running(full.getsockname()[1], good.port) as relay:
+            relay.fleet.locals["e0"].connect_ms = 150
+            heard = await ask(relay.port, post(relay.port))
+            assert (heard.status, heard.headers["x-pairmesh-attempts"]) == (200, "2")
+            assert relay.watch.attempts[0].outcome.cause is Cause.CONNECT_TIMEOUT
+        for filler in fillers:
+            filler.close()
+
+
+async def test_silence_past_the_first_byte_limit_goes_to_the_next_endpoint() -> None:
+    ended = asyncio.Event()
+
+    async def silent(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+        await exchange.gone()
+        ended.set()
+
+    async with Recorder(silent) as bad, Recorder() as good, running(bad.port, good.port) as relay:
+        relay.fleet.locals["e0"].first_byte_ms = 150
+        assert (await ask(relay.port, post(relay.port))).status == 200
+        await asyncio.wait_for(ended.wait(), 5)
+        assert relay.watch.attempts[0].outcome.cause is Cause.FIRST_BYTE
+
+
+async def test_at_most_three_endpoints_are_tried() -> None:
+    ports = [free_port() for _ in range(5)]
+    async with running(*ports) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, code_of(heard)) == (502, "upstream_unreachable")
+        assert heard.headers["x-should-retry"] == "false"
+        assert relay.watch.results() == ["failed"] * 3
+        relay.assert_idle()
+
+
+async def test_with_nothing_left_the_last_upstreams_own_answer_is_told() -> None:
+    async with Recorder(eof) as one, Recorder(busy) as two, running(one.port, two.port) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, heard.body) == (503, b'{"error":{"code":503}}')
+
+
+async def test_a_server_error_is_tried_elsewhere_only_once() -> None:
+    async with Recorder(broken) as one, Recorder(broken) as two, Recorder() as three:
+        async with running(one.port, two.port, three.port) as relay:
+            heard = await ask(relay.port, post(relay.port))
+            assert (heard.status, heard.body) == (500, b'{"error":"boom"}')
+            assert three.requests == []
+
+
+async def test_an_answer_about_the_request_itself_is_not_tried_elsewhere() -> None:
+    async def too_long(exchange: Exchange) -> None:
+        await exchange.answer(b'{"error":"too long"}', status=400)
+
+    async with Recorder(too_long) as one, Recorder() as two, running(one.port, two.port) as relay:
+        assert (await ask(relay.port, post(relay.port))).status == 400
+        assert two.requests == []
+
+
+async def test_a_long_error_answer_passes_in_full() -> None:
+    body = b'{"error":"' + b"x" * 100_000 + b'"}'
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer(body, status=400)
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, heard.body, heard.clean) == (400, body, True)
+
+
+@pytest.mark.parametrize("how", ["eof", "reset", "bad_chunk"])
+@pytest.mark.parametrize("mid_event", [True, False])
+async def test_after_the_first_byte_a_loss_is_told_without_done_and_without_a_last_chunk(
+    how: str, mid_event: bool
+) -> None:
+    sent = EVENT + (EVENT[:10] if mid_event else b"")
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(sent)
+        await proceed.wait()
+        if how == "bad_chunk":
+            await exchange.write(b"nonsense\r\n")
+        elif how == "eof":
+            exchange.close()
+        else:
+            exchange.reset()
+
+    proceed = asyncio.Event()
+    async with Recorder(script) as bad, Recorder() as good, running(bad.port, good.port) as relay:
+        client = await Client.to(relay.port)
+        await client.send(post(relay.port, STREAM))
+        assert (await client.head())[0] == 200
+        assert await client.chunk() == sent
+        proceed.set()
+        last = await client.chunk()
+        assert last is not None
+        assert last.startswith(b"\n\ndata: {" if mid_event else b"data: {")
+        assert last.endswith(b"\n\n")
+        assert b"[DONE]" not in last
+        told = json.loads(last.strip().removeprefix(b"data: "))
+        assert told["error"]["code"] == "upstream_lost"
+        assert await client.chunk() is None
+        client.close()
+        assert good.requests == []
+        assert relay.watch.results() == ["broken"]
+        relay.assert_idle()
+
+
+async def test_a_short_answer_that_is_no_stream_is_cut_short() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+        exchange.close()
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.clean, heard.body) == (False, b"abc")
+
+
+async def test_a_stream_that_falls_silent_ends_as_a_timeout() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(EVENT)
+        await exchange.gone()
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        relay.fleet.locals["e0"].idle_ms = 200
+        heard = await ask(relay.port, post(relay.port, STREAM))
+        assert not heard.clean
+        assert b'"upstream_timeout"' in heard.body
+
+
+async def test_a_stream_may_end_without_done() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(EVENT)
+        await exchange.end_stream()
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        heard = await ask(relay.port, post(relay.port, STREAM))
+        assert heard.clean
+        assert heard.body == EVENT
+
+
+async def test_a_reused_socket_that_was_closed_meanwhile_costs_no_attempt() -> None:
+    async def once(exchange: Exchange) -> None:
+        if exchange.request.connection == 0 and len(up.requests) == 2:
+            exchange.close()
+        else:
+            await say_ok(exchange)
+
+    async with Recorder(once) as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for _ in range(2):
+            await client.send(post(relay.port))
+            heard = await client.heard()
+            assert heard.status == 200
+            assert "x-pairmesh-attempts" not in heard.headers
+        client.close()
+        assert [request.connection for request in up.requests] == [0, 0, 1]
+        assert relay.watch.results() == ["done", "done"]
+
+
+async def test_an_engine_that_closes_idle_sockets_causes_no_error() -> None:
+    async def say_and_close(exchange: Exchange) -> None:
+        await say_ok(exchange)
+        exchange.close()
+
+    async with Recorder(say_and_close) as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for _ in range(4):
+            await client.send(post(relay.port))
+            assert (await client.heard()).status == 200
+        client.close()
+        assert relay.watch.results() == ["done"] * 4
+        await until(lambda: up.open_sockets == 0)
+
+
+@pytest.mark.parametrize("surplus", ["HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx", "x"])
+async def test_a_socket_with_surplus_bytes_is_not_used_again(surplus: str) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" + surplus.encode())
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for _ in range(2):
+            await client.send(post(relay.port))
+            assert (await client.heard()).body == b"ok"
+        client.close()
+        assert [request.connection for request in up.requests] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "headers", [b"connection: close\r\n", b"keep-alive: timeout=1\r\n", b"keep-alive: timeout=60, max=1\r\n"]
+)
+async def test_a_socket_the_engine_is_about_to_close_is_not_used_again(headers: bytes) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer(b"ok", headers=headers)
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for _ in range(2):
+            await client.send(post(relay.port))
+            await client.heard()
+        client.close()
+        assert [request.connection for request in up.requests] == [0, 1]
+
+
+async def test_a_full_pool_is_not_held_against_the_endpoint() -> None:
+    async def hang(exchange: Exchange) -> None:
+        await exchange.gone()
+
+    async with Recorder(hang) as one, Recorder() as two, running(one.port) as relay:
+        relay.fleet.locals["e0"].connections = 1
+        first = await Client.to(relay.port)
+        await first.send(post(relay.port))
+        await one.arrived()
+        relay.fleet.add(Local("e1", two.port))
+        assert (await ask(relay.port, post(relay.port))).headers["x-pairmesh-node"] == "@here/e1"
+        assert relay.watch.attempts[0].outcome.cause is Cause.POOL_FULL
+        assert not relay.watch.attempts[0].outcome.fault
+        first.close()
+
+
+async def test_a_local_endpoint_that_refuses_now_is_avoided_once() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        relay.gate.cause = "queue_full"
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, code_of(heard)) == (429, "queue_full")
+        assert int(heard.headers["retry-after"]) >= 1
+        assert up.requests == []
+        relay.assert_idle()
+
+
+async def test_any_mix_of_endings_leaves_nothing_in_flight() -> None:
+    endings = [say_ok, eof, reset, busy, broken, garbage, chunked_head_then_eof, say_ok]
+
+    async def script(exchange: Exchange) -> None:
+        await endings[len(one.requests) % len(endings)](exchange)
+
+    async with Recorder(script) as one, Recorder(say_ok) as two, running(one.port, two.port) as relay:
+
+        async def hurried() -> None:
+            client = await Client.to(relay.port)
+            await client.send(post(relay.port))
+            client.close()
+
+        replies = await asyncio.gather(
+            *(ask(relay.port, post(relay.port)) for _ in range(40)), *(hurried() for _ in range(20))
+        )
+        assert {reply.status for reply in replies if reply is not None} == {200}
+        await until(lambda: len(relay.watch.lines) == 60)
+        relay.assert_idle()
