@@ -7,7 +7,7 @@ does not mean what it must). Only GET is known here, so nothing can be generated
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any
@@ -133,7 +133,7 @@ class EngineClient:
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
-    async def events(self, path: str) -> AsyncIterator[bytes]:
+    async def events(self, path: str) -> AsyncGenerator[bytes, None]:
         """The ``data`` of server-sent events, one by one, until the stream ends.
 
         Raises :class:`EngineUnreachable` ``read`` at the end of the stream or after ``EVENT_SILENCE_S``

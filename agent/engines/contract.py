@@ -6,22 +6,27 @@ changes nothing (no call may load, wake, keep alive or evict a model, or run a t
 and judging nodes are somebody else's work.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from enum import Enum, StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from agent.settings.manifest import Caps, EngineKind, Manifest
 from router_core.errors import RemoteFault
-from router_core.record.state import Dialect, EngineState, LoadPolicy
+from router_core.record.state import Capability, Dialect, EngineState, LoadPolicy
 
 FOREVER_S = 2**31 - 1
 """``expires_s`` of a model that is never unloaded by itself."""
 
 
+PROMPT_LEAST = 64
+GENERATED_LEAST = 32
+
+
 class EngineUnreachable(RemoteFault):
-    """No usable answer. ``reason`` is the phase that failed: ``connect`` ``guard`` ``timeout`` ``read``."""
+    """No usable answer. ``reason`` is the phase that failed: ``guard`` (the address is not this engine's, nothing
+    was sent), ``connect``, ``timeout`` (no whole answer in time), ``read`` (broken answer)."""
 
 
 class EngineMisspoke(RemoteFault):
@@ -70,6 +75,7 @@ class Refusal(StrEnum):
     PAIR_NOT_ADOPTED = "pair_not_adopted"
     URL_REFUSED = "url_refused"
     IDENTITY_CHANGED = "identity_changed"
+    UNSUPPORTED = "unsupported"
 
 
 class FailureClass(Enum):
@@ -128,9 +134,9 @@ class Identity(Struct, frozen=True, gc=False, kw_only=True):
     instance: str | None = None
     dialects: Dialect = Dialect(0)
     caps: Caps = Caps()
-    needs_key: bool = False
     metrics: bool = False
     pushes_state: bool = False
+    loads_on_demand: bool = False
 
 
 class OwnedModel(Struct, frozen=True, gc=False, kw_only=True):
@@ -213,6 +219,20 @@ class Timings(Struct, frozen=True, gc=False, kw_only=True):
     load_ms: float | None = None
     finish: Finish | None = None
 
+    @property
+    def pp_tps(self) -> float | None:
+        """Prompt tokens/s, or None below ``PROMPT_LEAST`` uncached tokens, where the figure is noise."""
+        if self.prompt_tokens is None or self.prompt_tokens < PROMPT_LEAST or not self.prompt_ms:
+            return None
+        return 1_000 * self.prompt_tokens / self.prompt_ms
+
+    @property
+    def tg_tps(self) -> float | None:
+        """Generated tokens/s over the gaps, or None below ``GENERATED_LEAST`` tokens."""
+        if self.gen_tokens is None or self.gen_tokens < GENERATED_LEAST or not self.gen_ms:
+            return None
+        return 1_000 * (self.gen_tokens - 1) / self.gen_ms
+
 
 class Credential:
     """A key for one engine. It prints as dots, so that it cannot end up in a log by accident."""
@@ -236,7 +256,8 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
 
     ``owned`` already holds the manifest's facts (manifest before engine before unknown; of two context limits
     the smaller). ``identified_ms``, ``owned_ms`` and ``observed_ms`` (residency and load) are boot-clock times
-    of the last good answer. ``reason`` is a short code for a health that takes no requests.
+    of the last good answer. ``reason`` is a short code for a health that takes no requests. ``withdrawn`` are
+    dialects whose route the engine lately did not know; ``unfit_names`` counts models left out for their name.
     """
 
     name: str
@@ -252,6 +273,8 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
     load: EngineLoad | None = None
     observed_ms: int | None = None
     credential: Credential | None = None
+    withdrawn: Dialect = Dialect(0)
+    unfit_names: int = 0
 
     @property
     def base(self) -> tuple[str, int]:
@@ -275,16 +298,20 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def dialects(self) -> Dialect:
+        """The manifest's word, else the engine's, with ``EMBED`` where a model is known to embed."""
         if self.manifest.dialects is not None:
             return self.manifest.dialects
-        return self.identity.dialects if self.identity is not None else Dialect(0)
+        found = self.identity.dialects if self.identity is not None else Dialect(0)
+        if any(Capability.EMBEDDINGS in model.caps.has for model in self.owned):
+            found |= Dialect.EMBED
+        return found & ~self.withdrawn
 
     @property
     def load_policy(self) -> LoadPolicy:
         """Whether a request for a model that is not resident makes the engine load it."""
         if self.manifest.jit_load is not None:
             return LoadPolicy.ON_DEMAND if self.manifest.jit_load else LoadPolicy.FIXED
-        loads = self.identity is not None and self.identity.flavour == "router"
+        loads = self.identity is not None and self.identity.loads_on_demand
         return LoadPolicy.ON_DEMAND if loads else LoadPolicy.FIXED
 
     def native_id(self, name: str) -> str | None:
@@ -295,23 +322,41 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
         return None
 
 
+class Observation(Struct, frozen=True, gc=False, kw_only=True):
+    """One fast look: what is in memory and how busy the engine is."""
+
+    resident: tuple[ResidentModel, ...]
+    load: EngineLoad
+
+
 class EngineAdapter(Protocol):
-    """Reads one engine. One instance per endpoint, used by that endpoint's one poll task alone.
+    """Reads one engine. One instance per endpoint and process life of the engine, polled by one task.
 
     Raises nothing but :class:`EngineUnreachable` and :class:`EngineMisspoke`.
     """
 
+    @property
+    def instance(self) -> str | None:
+        """The newest instance token seen, None where the engine tells none."""
+
+    @property
+    def restarts(self) -> int:
+        """How often a changed token or a fallen counter told of a restart."""
+
     async def inventory(self) -> tuple[OwnedModel, ...]:
         """What it could serve."""
 
-    async def residency(self) -> tuple[ResidentModel, ...]:
-        """What is in memory now."""
+    async def observe(self, now_ms: int, period_ms: int) -> Observation:
+        """Residency and load. ``period_ms`` is the usual time between two looks: a speed is only told
+        between looks at most three periods apart."""
 
-    async def load(self) -> EngineLoad:
-        """Work in hand and waiting."""
 
-    def instance(self) -> str | None:
-        """The newest instance token seen by the calls above."""
+@runtime_checkable
+class PushingAdapter(EngineAdapter, Protocol):
+    """An adapter whose engine pushes changes of residency as they happen."""
+
+    def changes(self) -> AsyncGenerator[Observation, None]:
+        """The first item when the stream is open, then one for every change. Ends by raising."""
 
 
 Endpoints = Mapping[str, EndpointStatus]

@@ -1,0 +1,55 @@
+"""The engines that have an adapter, as one literal table, and the ports where they are looked for."""
+
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from agent.engines.client import EngineClient
+from agent.engines.contract import EngineAdapter, Identity
+from agent.engines.llamacpp import LlamaSingle
+from agent.engines.llamacpp_router import LlamaRouter
+from agent.engines.openai import OpenAiPlain
+from agent.settings.manifest import Caps, EngineKind, Manifest
+from router_core.record.state import Capability, Dialect
+
+LOOPBACK_PORTS: Final = (8080, 8081, 8000, 30000)
+"""Where engines listen by default on their own host; ports of engines without an adapter are left out."""
+
+
+class AdapterFactory(Protocol):
+    def __call__(self, client: EngineClient, identity: Identity, manifest: Manifest) -> EngineAdapter: ...
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One flavour of one engine: what it speaks and can, and what reads it."""
+
+    adapter: AdapterFactory
+    dialects: Dialect
+    caps: Caps = Caps()
+
+
+_LLAMA_DIALECTS: Final = (
+    Dialect.CHAT | Dialect.COMPLETION | Dialect.RESPONSES | Dialect.MESSAGES | Dialect.RERANK
+)
+_LLAMA_CAPS: Final = (
+    Capability.STREAMING | Capability.COUNT_TOKENS | Capability.JSON_SCHEMA | Capability.LOGPROBS
+)
+
+CATALOGUE: Final[dict[tuple[EngineKind, str], Entry]] = {
+    (EngineKind.LLAMACPP, "single"): Entry(
+        adapter=LlamaSingle,
+        dialects=_LLAMA_DIALECTS,
+        caps=Caps(known=_LLAMA_CAPS, has=_LLAMA_CAPS),
+    ),
+    (EngineKind.LLAMACPP, "router"): Entry(
+        adapter=LlamaRouter,
+        dialects=_LLAMA_DIALECTS,
+        caps=Caps(known=_LLAMA_CAPS, has=_LLAMA_CAPS),
+    ),
+    (EngineKind.OPENAI, "plain"): Entry(
+        adapter=OpenAiPlain,
+        dialects=Dialect.CHAT | Dialect.COMPLETION,
+        caps=Caps(known=Capability.STREAMING, has=Capability.STREAMING),
+    ),
+}
+"""What ``(engine, flavour)`` means. A plain server's own description beats its dialects here."""

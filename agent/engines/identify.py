@@ -1,0 +1,146 @@
+"""Which engine answers at an address, by reading alone. The first probe that matches wins.
+
+Every probe is a GET with the identity header that a PAIR proxy answers with a 409. A loop back to pairmesh
+itself, a PAIR proxy and an engine without an adapter are told apart from silence and from strangers.
+"""
+
+from msgspec import Struct
+
+from agent.engines import shape
+from agent.engines.catalogue import CATALOGUE
+from agent.engines.client import SLOW_S, EngineClient, Reply
+from agent.engines.contract import EngineMisspoke, Identity, Refusal
+from agent.engines.openai import dialects_of
+from agent.settings.manifest import EngineKind, Manifest
+from router_core import limits
+from router_core.record.state import Dialect
+
+OURSELVES = "pairmesh"
+
+
+class Starting(Struct, frozen=True, kw_only=True):
+    """An engine of this kind is there, but still loads its model."""
+
+    engine: EngineKind
+
+
+Verdict = Identity | Starting | Refusal | None
+"""None: something answers, and it is no engine."""
+
+
+async def identify(client: EngineClient, manifest: Manifest | None = None) -> Verdict:
+    """Tell what answers. ``manifest`` is the operator's word, None for a port that is merely tried.
+
+    Raises :class:`EngineUnreachable` if nothing answers and :class:`EngineMisspoke` ``auth`` if the engine
+    wants another key.
+    """
+    health = await _ask(client, "/health", cap=limits.ENGINE_HEALTH_BODY)
+    if health.headers.get("server", "").partition("/")[0].strip().lower() == OURSELVES:
+        return Refusal.SELF_LOOP
+    if _is_pair_proxy(health):
+        return Refusal.PAIR_NOT_ADOPTED
+    found: Verdict
+    if health.headers.get("server") == "llama.cpp":
+        found = await _llamacpp(client, health)
+    elif await _is_ollama(client):
+        found = Refusal.UNSUPPORTED
+    else:
+        found = await _llamacpp_behind_proxy(client) or await _plain(client, health, manifest)
+    return found if manifest is None else _agreed(found, manifest)
+
+
+def _agreed(found: Verdict, manifest: Manifest) -> Verdict:
+    """``found``, unless the manifest names another engine or one that has no adapter."""
+    if not any(engine is manifest.engine for engine, _ in CATALOGUE):
+        return Refusal.UNSUPPORTED
+    if isinstance(found, (Identity, Starting)) and found.engine is not manifest.engine:
+        return Refusal.IDENTITY_CHANGED
+    return found
+
+
+async def _ask(client: EngineClient, path: str, cap: int = limits.ENGINE_BODY) -> Reply:
+    return await client.get(path, timeout_s=SLOW_S, cap=cap, probe=True)
+
+
+def _is_pair_proxy(reply: Reply) -> bool:
+    if reply.status != 409:
+        return False
+    try:
+        return shape.text(reply.json(), "code") == "proxy-facade"
+    except EngineMisspoke:
+        return False
+
+
+async def _is_ollama(client: EngineClient) -> bool:
+    """Both routes must answer: ``/api/tags`` alone proves nothing, older llama.cpp has it too."""
+    version = await _ask(client, "/api/version", cap=limits.ENGINE_HEALTH_BODY)
+    if version.status != 200 or shape.text(_tree(version), "version") is None:
+        return False
+    loaded = _tree(await _ask(client, "/api/ps"))
+    return isinstance(loaded, dict) and isinstance(loaded.get("models"), list)
+
+
+async def _llamacpp(client: EngineClient, health: Reply) -> Verdict:
+    """A server that says it is llama.cpp; only its ``/health`` is open to everybody."""
+    if health.status == 503:
+        return Starting(engine=EngineKind.LLAMACPP)
+    reply = await _ask(client, "/props")
+    if reply.status in (401, 403):
+        reply.require()
+    return await _llamacpp_identity(client, _tree(reply))
+
+
+async def _llamacpp_behind_proxy(client: EngineClient) -> Verdict:
+    """llama.cpp whose ``Server`` header somebody took away."""
+    props = _tree(await _ask(client, "/props"))
+    return await _llamacpp_identity(client, props) if shape.text(props, "build_info") is not None else None
+
+
+async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
+    routes = shape.text(props, "role") == "router"
+    if not routes:
+        listed = _tree(await _ask(client, "/models"))
+        items = listed.get("data") if isinstance(listed, dict) else None
+        routes = isinstance(items, list) and any(shape.text(item, "status", "value") for item in items)
+    flavour = "router" if routes else "single"
+    entry = CATALOGUE[EngineKind.LLAMACPP, flavour]
+    return Identity(
+        engine=EngineKind.LLAMACPP,
+        flavour=flavour,
+        version=(shape.text(props, "build_info") or "")[:32] or None,
+        dialects=entry.dialects,
+        caps=entry.caps,
+        metrics=shape.truth(props, "endpoint_metrics") or False,
+        pushes_state=routes,
+        loads_on_demand=routes and shape.truth(props, "models_autoload") is not False,
+    )
+
+
+async def _plain(client: EngineClient, health: Reply, manifest: Manifest | None) -> Verdict:
+    reply = await _ask(client, "/v1/models")
+    if reply.status in (401, 403):
+        reply.require()
+    listed = _tree(reply)
+    if isinstance(listed, dict) and isinstance(listed.get("data"), list):
+        return await _plain_identity(client)
+    declared = manifest is not None and manifest.engine is EngineKind.OPENAI and bool(manifest.models)
+    return await _plain_identity(client) if declared and health.status == 200 else None
+
+
+async def _plain_identity(client: EngineClient) -> Identity:
+    entry = CATALOGUE[EngineKind.OPENAI, "plain"]
+    told: Dialect | None = dialects_of(_tree(await _ask(client, "/openapi.json")))
+    return Identity(
+        engine=EngineKind.OPENAI,
+        flavour="plain",
+        dialects=entry.dialects if told is None else told,
+        caps=entry.caps,
+    )
+
+
+def _tree(reply: Reply) -> object:
+    """The JSON of a 200 answer, None of any other."""
+    try:
+        return reply.json() if reply.status == 200 else None
+    except EngineMisspoke:
+        return None

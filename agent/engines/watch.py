@@ -1,0 +1,119 @@
+"""All endpoints of this node: one monitor per manifest, and one per engine found on a loopback port."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from types import MappingProxyType
+
+from agent.effects.clock import Clock
+from agent.effects.tasks import Failed, Tasks
+from agent.engines.catalogue import LOOPBACK_PORTS
+from agent.engines.client import EngineClient
+from agent.engines.contract import Credential, EndpointStatus
+from agent.engines.detect import default_manifest, detect
+from agent.engines.monitor import Cadence, Changed, EndpointMonitor
+from agent.settings.manifest import Manifest
+from router_core import limits
+from router_core.errors import LocalMisuse
+from router_core.record.state import Dialect
+
+DETECT_EVERY_S = 30.0
+
+
+class EngineWatch:
+    """Starts and stops the monitors, and knows the newest status of every endpoint.
+
+    ``changed(status, urgent)`` is called on the event loop for every change; ``read_credential(file name)``
+    gives the key behind a manifest's ``credential`` and is called once per manifest, by the constructor.
+    ``ports`` empty switches detection off. At most ``limits.ENGINES`` endpoints are watched.
+    """
+
+    def __init__(
+        self,
+        manifests: Iterable[Manifest],
+        *,
+        clock: Clock,
+        rng: Random,
+        changed: Changed,
+        failed: Failed,
+        read_credential: Callable[[str], str],
+        ports: tuple[int, ...] = LOOPBACK_PORTS,
+        cadence: Cadence | None = None,
+    ) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._changed = changed
+        self._tasks = Tasks(failed)
+        self._ports = ports
+        self._cadence = cadence or Cadence()
+        self._monitors: dict[str, EndpointMonitor] = {}
+        for manifest in manifests:
+            if manifest.name in self._monitors:
+                raise LocalMisuse(f"two manifests are named {manifest.name!r}")
+            if len(self._monitors) == limits.ENGINES:
+                raise LocalMisuse(f"more than {limits.ENGINES} endpoints")
+            key = Credential(read_credential(manifest.credential)) if manifest.credential else None
+            self._monitors[manifest.name] = self._monitor(manifest, key, detected=False)
+
+    def start(self) -> None:
+        """Begin to watch. Needs a running event loop."""
+        for monitor in self._monitors.values():
+            self._run(monitor)
+        if self._ports:
+            self._tasks.spawn(self._detect(), "engine detection")
+
+    async def aclose(self) -> None:
+        """Stop watching and close every connection."""
+        await self._tasks.aclose()
+
+    def endpoints(self) -> Mapping[str, EndpointStatus]:
+        """The newest status of every endpoint, by name."""
+        return MappingProxyType({name: monitor.status for name, monitor in self._monitors.items()})
+
+    def report_work(self, endpoint: str, in_flight: int) -> None:
+        """Own requests now in the hands of an engine; call it whenever the number changes."""
+        self._monitors[endpoint].report_work(in_flight)
+
+    def report_connect_failed(self, endpoint: str) -> None:
+        """A request could not connect."""
+        self._monitors[endpoint].report_connect_failed()
+
+    def report_absent(self, endpoint: str) -> None:
+        """An engine did not know a model it was listed with."""
+        self._monitors[endpoint].report_absent()
+
+    def report_auth(self, endpoint: str) -> None:
+        """An engine refused the endpoint's own key."""
+        self._monitors[endpoint].report_auth()
+
+    def report_route(self, endpoint: str, dialect: Dialect) -> None:
+        """An engine did not know the route of ``dialect``."""
+        self._monitors[endpoint].report_route(dialect)
+
+    async def _detect(self) -> None:
+        while True:
+            taken = {monitor.status.manifest.url.port for monitor in self._monitors.values()}
+            for found in await detect(port for port in self._ports if port not in taken):
+                if len(self._monitors) < limits.ENGINES:
+                    manifest = default_manifest(found, self._monitors)
+                    self._monitors[manifest.name] = monitor = self._monitor(manifest, None, detected=True)
+                    self._run(monitor)
+            await asyncio.sleep(DETECT_EVERY_S)
+
+    def _monitor(
+        self, manifest: Manifest, credential: Credential | None, *, detected: bool
+    ) -> EndpointMonitor:
+        return EndpointMonitor(
+            manifest,
+            EngineClient(manifest, credential),
+            clock=self._clock,
+            rng=self._rng,
+            spawn=self._tasks.spawn,
+            changed=self._changed,
+            cadence=self._cadence,
+            credential=credential,
+            detected=detected,
+        )
+
+    def _run(self, monitor: EndpointMonitor) -> None:
+        self._tasks.spawn(monitor.run(), f"endpoint {monitor.status.name}")
