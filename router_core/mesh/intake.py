@@ -40,7 +40,6 @@ _FRAMES_WAITING: Final = 64
 def frame(parts: Parts, link: Link, data: bytes, now: int) -> None:
     """One binary message arrived."""
     link.heard_at = now
-    parts.gap.heard(link.id, now)
     link.spend(len(data), now)
     if link.backlog or link.frames:
         link.frames.append(data)

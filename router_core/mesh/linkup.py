@@ -119,28 +119,19 @@ def _two_lives_duel(old: Hello, new: Hello) -> Duel:
 
 
 def show_own_record(parts: Parts, link: Link, now: int) -> None:
-    """Send the peer what we hold of itself if another life of it must have written that."""
-    found = contradiction(parts, link)
-    if found is not None:
-        slot, held = found
+    """Send the peer the newest record of itself held here, if its HELLO, or the HAVE after it, does not know of it.
+
+    Another life of it must have written that, and only its own record makes it rise above.
+    """
+    origin = parts.origins.get(link.peer)
+    held = origin.proof if origin is not None else None
+    if held is None or link.hello is None or held.stamp.epoch < link.hello.epoch:
+        return
+    other_life = held.stamp.epoch > link.hello.epoch or held.inst != link.hello.inst
+    slot: Slot = (link.peer, held.kind)
+    if other_life or (link.is_up and link.lacks(slot, held.stamp)):
         link.sent(slot, held.stamp)
         parts.send(link, Recs((Heard(0, held.sealed.signed, held.sealed.sig),)), now)
-
-
-def contradiction(parts: Parts, link: Link) -> tuple[Slot, Held] | None:
-    """The newest record of the peer that its HELLO, or the HAVE after it, does not know of."""
-    origin = parts.origins.get(link.peer)
-    if origin is None or link.hello is None:
-        return None
-    for kind in (Kind.V, Kind.S):
-        held = origin.held(kind)
-        if held is None or held.stamp.epoch < link.hello.epoch:
-            continue
-        slot = (link.peer, kind)
-        other_life = held.stamp.epoch > link.hello.epoch or held.inst != link.hello.inst
-        if other_life or (link.is_up and link.lacks(slot, held.stamp)):
-            return slot, held
-    return None
 
 
 def have(parts: Parts, link: Link, message: Have, now: int) -> None:
@@ -201,8 +192,7 @@ def _mark_missing(parts: Parts, link: Link, now: int) -> None:
     for slot, held in slots:
         if held is not None and slot[0] != link.peer and link.lacks(slot, held.stamp):
             parts.mark(link, slot, now, urgent=True)
-    if (found := contradiction(parts, link)) is not None:
-        parts.mark(link, found[0], now, urgent=True)
+    show_own_record(parts, link, now)
 
 
 def drop(parts: Parts, link: Link, code: ByeCode | None, now: int, *, penalty: bool = False) -> None:

@@ -4,7 +4,6 @@ Order of badness: FRESH < LATE < SUSPECT < GONE. UNCONFIRMED stands aside: not r
 LEFT and REMOVED are entered by records and by the roster and are not decided here.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -88,6 +87,10 @@ class Solitude:
         self._linked_since: int | None = None
         self.lonely = False
 
+    def unlinked_ms(self, now: int) -> int:
+        """How long no link has been up; 0 with one."""
+        return now - self._unlinked_since if self._unlinked_since is not None else 0
+
     def update(self, now: int, links_up: int, somebody_alive: bool) -> bool:
         """Look again; True if ``lonely`` changed."""
         if links_up:
@@ -109,27 +112,26 @@ class Solitude:
 
 
 class ObserverGap:
-    """Our own stalls: a tick that comes more than 500 ms late.
+    """Our own stalls: a tick that comes more than 500 ms late. For 2 s after one nothing worsens.
 
-    The gap lasts until every link that was up has delivered a message, at most 2 s; without links, 2 s.
+    What was queued meanwhile says little: peers may have given us up long before the stall ended, so no number of
+    messages ends a gap early.
     """
 
-    __slots__ = ("_policy", "_ticked_at", "_until", "_waiting")
+    __slots__ = ("_policy", "_ticked_at", "_until")
 
     def __init__(self, policy: MeshPolicy, now: int) -> None:
         self._policy = policy
         self._ticked_at = now
         self._until = now
-        self._waiting: dict[int, None] = {}
 
-    def observe(self, now: int, links_up: Iterable[int]) -> int:
+    def observe(self, now: int) -> int:
         """To be called at each event, before all else: the milliseconds just slept through, else 0."""
         late = now - self._ticked_at - self._policy.tick_ms
         if late <= self._policy.gap_ms:
             return 0
         self._ticked_at = now
         self._until = now + self._policy.gap_grace_ms
-        self._waiting = dict.fromkeys(links_up)
         return late
 
     def ticked(self, now: int) -> None:
@@ -139,11 +141,6 @@ class ObserverGap:
     def next_tick_at(self) -> int:
         """When the next tick is due."""
         return self._ticked_at + self._policy.tick_ms
-
-    def heard(self, link: int, now: int) -> None:
-        """The link delivered a message."""
-        if self._waiting and self._waiting.pop(link, 0) is None and not self._waiting:
-            self._until = now
 
     def active(self, now: int) -> bool:
         return now < self._until

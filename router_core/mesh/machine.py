@@ -67,7 +67,7 @@ class Mesh:
         parts = self.parts
         if not self._started:
             self._start(now)
-        slept_ms = parts.gap.observe(now, (link.id for link in parts.links_up()))
+        slept_ms = parts.gap.observe(now)
         if slept_ms:
             self._slept(slept_ms)
         parts.verifications_left = limits.VERIFICATIONS_PER_STEP

@@ -26,7 +26,7 @@ def roster_changed(
         parts.receiver.removed.pop(id16, None)
         origin = parts.origins.get(id16)
         if origin is None or origin.member.der != member.der:
-            parts.origins[id16] = Origin(member, parts.policy, now, parts.floors.get(id16))
+            parts.origins[id16] = Origin(member, parts.policy, now, parts.floors.get(id16), mesh8_of(mesh_id))
         else:
             origin.member = member
     parts.dialler.set_peers(listed, now, starting=starting or moved)
@@ -49,6 +49,7 @@ def _leave_for(parts: Parts, mesh_id: MeshId, now: int) -> None:
     for link in list(parts.links.values()):
         parts.close(link, ByeCode.WRONG_MESH, now)
     for origin in list(parts.origins.values()):
+        origin.forget_mesh()
         _forget(parts, origin)
         if origin.state is not None and origin.enter(Liveness.GONE, now):
             parts.changed(origin, now, urgent=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router_core.errors import LocalMisuse
+from router_core.errors import LocalMisuse, RemoteFault
 from router_core.ids import Id16
 from router_core.mesh.age import Base
 from router_core.mesh.bucket import Bucket
@@ -18,7 +18,7 @@ from router_core.mesh.liveness import Evidence
 from router_core.mesh.messages import HaveState
 from router_core.mesh.saved import Floor
 from router_core.policy.mesh import MeshPolicy
-from router_core.record.envelope import DUE_MIN_MS, Header, Sealed, Sref, sref_of
+from router_core.record.envelope import DUE_MIN_MS, Header, Sealed, Sref, read_header, sref_of
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.stamp import ZERO, Stamp, Verdict, judge
 from router_core.record.state import Address, Kind, Leave, Static, Volatile
@@ -31,6 +31,7 @@ class Held(Struct, frozen=True, gc=False, kw_only=True):
     """One stored record: the bytes as they came, and what its header said."""
 
     sealed: Sealed
+    kind: Kind
     stamp: Stamp
     inst: int
     mono_ms: int
@@ -41,6 +42,7 @@ class Held(Struct, frozen=True, gc=False, kw_only=True):
     def of(cls, header: Header, sealed: Sealed) -> "Held":
         return cls(
             sealed=sealed,
+            kind=Kind(header.kind),
             stamp=Stamp(header.epoch, header.seq),
             inst=header.inst,
             mono_ms=header.mono_ms,
@@ -52,7 +54,9 @@ class Held(Struct, frozen=True, gc=False, kw_only=True):
 class Origin:
     """State of one member. ``state`` is None until something was heard of it."""
 
-    def __init__(self, member: Member, policy: MeshPolicy, now: int, floor: Floor | None) -> None:
+    def __init__(
+        self, member: Member, policy: MeshPolicy, now: int, floor: Floor | None = None, mesh8: bytes = b""
+    ) -> None:
         self.member = member
         self.id16: Id16 = member.id16
         key32 = key_of(member)
@@ -77,9 +81,11 @@ class Origin:
         self._static_sref: Sref | None = None
         self.volatile: Volatile | None = None
         self._floors: dict[Kind, Stamp] = {}
+        self._proof: Held | None = None
         if floor is not None:
             self._floors[Kind.V] = Stamp(floor.v_epoch, floor.v_seq)
             self._floors[Kind.S] = Stamp(floor.s_epoch, floor.s_seq)
+            self._proof = _read_proof(floor.proof, mesh8)
         self._base = Base(policy.base_bucket_ms)
         self._first_heard = now
         self._rises: list[int] = []
@@ -138,7 +144,13 @@ class Origin:
     def floor(self) -> Floor:
         """The floor to persist: nothing held or refused by it may come back to the next process."""
         v, s = (max(self._floors.get(kind, ZERO), self._stamp(kind)) for kind in (Kind.V, Kind.S))
-        return Floor(id16=self.id16, v_epoch=v.epoch, v_seq=v.seq, s_epoch=s.epoch, s_seq=s.seq)
+        proof = self.proof.sealed if self.proof is not None else None
+        return Floor(id16=self.id16, v_epoch=v.epoch, v_seq=v.seq, s_epoch=s.epoch, s_seq=s.seq, proof=proof)
+
+    @property
+    def proof(self) -> Held | None:
+        """The newest V or L ever held: what an origin that forgot itself has to be shown."""
+        return self._held.get(Kind.V) or self._held.get(Kind.L) or self._proof
 
     def _stamp(self, kind: Kind) -> Stamp:
         held = self._held.get(kind)
@@ -178,6 +190,7 @@ class Origin:
         self._raise_floors()
         self.epoch = epoch
         self._forget_records()
+        self._proof = None
         self._base = Base(self._policy.base_bucket_ms)
         self.confirmed = False
         self.broken_at, self.refused, self.lost_since = None, False, None
@@ -193,6 +206,7 @@ class Origin:
         self._enter(Liveness.LEFT, now)
 
     def _forget_records(self) -> None:
+        self._proof = self.proof
         self._held.clear()
         self._static = self._static_sref = self.volatile = None
 
@@ -204,6 +218,11 @@ class Origin:
         """Drop all records; their stamps stay as floor."""
         self._raise_floors()
         self._forget_records()
+
+    def forget_mesh(self) -> None:
+        """Drop all records with their proof, which another mesh would not take."""
+        self.forget()
+        self._proof = None
 
     def expire(self, now: int) -> bool:
         """Drop the records of a node gone or left for 15 minutes; their stamps stay as floor."""
@@ -285,3 +304,12 @@ class Origin:
             static=self.static,
             quarantined=self.is_shunned(now),
         )
+
+
+def _read_proof(proof: Sealed | None, mesh8: bytes) -> Held | None:
+    if proof is None:
+        return None
+    try:
+        return Held.of(read_header(proof.signed, mesh8), proof)
+    except RemoteFault:
+        return None

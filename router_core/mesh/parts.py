@@ -24,7 +24,7 @@ from router_core.mesh.saved import Floor, Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.crypto import Signer, Verifier
 from router_core.record.membership import Liveness
-from router_core.record.state import Address, Kind
+from router_core.record.state import Address
 
 
 class Crypto(Signer, Verifier, Protocol):
@@ -111,7 +111,7 @@ class Parts:
         if not records:
             return
         data = encode(Recs(tuple(Heard(0, held.sealed.signed, held.sealed.sig) for held in records)))
-        slots = [(self.me.id16, _kind_of(self.publisher, held)) for held in records]
+        slots = [(self.me.id16, held.kind) for held in records]
         for link in self.links_up():
             for slot, held in zip(slots, records, strict=True):
                 if link.busy_since is None:
@@ -178,10 +178,3 @@ class Parts:
         self.out.append(CloseLink(link.id, code))
         self.links.pop(link.id, None)
         self.waiting.pop(link.id, None)
-
-
-def _kind_of(publisher: Publisher, held: Held) -> Kind:
-    for kind in (Kind.V, Kind.S, Kind.L):
-        if publisher.held(kind) is held:
-            return kind
-    raise AssertionError("not an own record")

@@ -14,6 +14,7 @@ from router_core import limits
 from router_core.ids import Id16, MeshId
 from router_core.mesh.events import SavedKey
 from router_core.record import codec
+from router_core.record.envelope import Sealed
 from router_core.record.membership import Member
 from router_core.record.state import U63, Address, Bytes16
 
@@ -21,13 +22,18 @@ T = TypeVar("T")
 
 
 class Floor(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """Stamps of one origin at or below which no V or S may come back."""
+    """Stamps of one origin at or below which no V or S may come back.
+
+    ``proof`` is the newest V or L that was held: an origin that lost its disk starts below the floor, and only its
+    own record can make it rise.
+    """
 
     id16: Bytes16
     v_epoch: U63 = 0
     v_seq: U63 = 0
     s_epoch: U63 = 0
     s_seq: U63 = 0
+    proof: Sealed | None = None
 
 
 class Known(Struct, frozen=True, gc=False, array_like=True):
