@@ -132,6 +132,14 @@ async def test_a_stop_signal_sets_stop(number: signal.Signals) -> None:
         await asyncio.wait_for(signals.stop.wait(), 10)
 
 
+async def test_a_second_interrupt_no_longer_waits() -> None:
+    with Signals(reload=lambda: None).caught() as signals:
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(signals.stop.wait(), 10)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 async def test_hangup_reloads_and_does_not_stop() -> None:
     reloads: list[int] = []
     with Signals(reload=lambda: reloads.append(1)).caught() as signals:

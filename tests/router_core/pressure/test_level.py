@@ -222,6 +222,12 @@ def test_a_kill_for_memory_is_critical_for_sixty_seconds() -> None:
     assert probe.give(5) == [NONE]
 
 
+def test_a_kill_during_an_outage_is_not_told_when_the_counter_comes_back() -> None:
+    probe = Probe(next(row for row in SERVER.rows if row.signal == "memory.oom"))
+    probe.give(3, 3, *[None] * 31)
+    assert probe.give(4, 4) == [None, NONE]
+
+
 def test_a_score_is_clipped_between_its_ends() -> None:
     assert [scored(x, 10, 60) for x in (0, 10, 35, 60, 99)] == [0, 0, 0.5, 1, 1]
     assert [scored(x, 40, 20) for x in (50, 40, 30, 20, 0)] == [0, 0, 0.5, 1, 1]

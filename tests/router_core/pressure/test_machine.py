@@ -28,7 +28,7 @@ from router_core.pressure.machine import (
     Resumed,
     SignalsSampled,
 )
-from router_core.pressure.samples import HostSample, ResourceState, measured, missing
+from router_core.pressure.samples import HostSample, ResourceState, Status, measured, missing
 from router_core.pressure.signals import host_inputs
 from router_core.record.state import Level, ResourceCode
 from tests.support.host_samples import host
@@ -88,6 +88,27 @@ def test_a_resource_takes_the_highest_level_of_its_signals_and_the_age_of_the_on
     assert bench.state(MEMORY).level is CRITICAL
     assert bench.state(MEMORY).score == 1.0
     assert bench.state(SWAP).level is NONE
+
+
+def test_the_score_is_the_highest_of_all_signals_whichever_sets_the_level() -> None:
+    machine = PressureMachine(SERVER)
+    inputs = {
+        "memory.avail": Input(reading=measured(4 * GIB, 1_000), whole=64 * GIB),
+        "memory.some": Input(reading=measured(0, 1_000)),
+    }
+    machine.handle(SignalsSampled(inputs=inputs), 1_000)
+    inputs["memory.some"] = Input(reading=measured(110_000, 2_000))
+    machine.handle(SignalsSampled(inputs=inputs), 2_000)
+    state = machine.resources[0]
+    assert state.level is ELEVATED
+    assert state.score == pytest.approx((6.4 - 4) / (6.4 - 1.6))
+    assert state.taken_ms == 2_000
+
+
+def test_available_memory_is_unknown_after_ten_seconds_even_if_it_is_read_rarely() -> None:
+    sample = host(1_000)
+    assert host_inputs(sample, 11_001, 5_000)["memory.avail"].reading.status is Status.UNKNOWN
+    assert host_inputs(sample, 11_001, 5_000)["memory.some"].reading.status is Status.STALE
 
 
 def test_a_change_of_level_is_told_with_value_and_threshold_and_published_at_once() -> None:
