@@ -26,6 +26,7 @@ from router_core.record.membership import Member
 BACKLOG: Final = 128
 SHUTDOWN_S: Final = 2.0
 _PAUSE_S = limits.ACCEPT_PAUSE / 1000
+_NOT_LISTENING = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _Option = tuple[int, str, int]
@@ -133,6 +134,9 @@ class Listener:
             try:
                 sock, address = await loop.sock_accept(listening)
             except OSError as fault:
+                # Anything else is one connection that was gone before it was taken (accept(2)).
+                if fault.errno in _NOT_LISTENING:
+                    raise
                 if fault.errno in _OUT_OF_DESCRIPTORS:
                     self._refused(self._port, Refusal.DESCRIPTORS)
                     await asyncio.sleep(self._pause_s)

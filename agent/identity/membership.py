@@ -6,6 +6,7 @@ told, then every connection of the removed id aborted.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -45,6 +46,9 @@ RETRY_S: Final = 10.0
 OnChange = Callable[[Mapping[Id16, Member], MeshId], None]
 """Told after every change: everybody who may speak (this node aside) and the mesh they speak in. Another mesh id
 than before means: drop all links and foreign records, seal own ones anew."""
+
+OnAddresses = Callable[[NodeId, tuple[Address, ...]], None]
+"""Told where a member's own file says it can be reached, before the member is told of."""
 
 
 class AddCode(Enum):
@@ -128,6 +132,7 @@ class Membership:
         self._verifier = Ed25519Verifier()
         self._roster = Roster(own.key.key32, MeshId(own.mesh.mesh_id), limit=limit)
         self._subscribers: list[OnChange] = []
+        self._address_subscribers: list[OnAddresses] = []
         self._changing = asyncio.Lock()
         self._unsaved: dict[NodeId, RosterFile] = {}
         self._flush_s = flush_s
@@ -153,6 +158,9 @@ class Membership:
 
     def subscribe(self, on_change: OnChange) -> None:
         self._subscribers.append(on_change)
+
+    def subscribe_addresses(self, on_addresses: OnAddresses) -> None:
+        self._address_subscribers.append(on_addresses)
 
     def find(self, ref: str) -> list[Member]:
         """The members that ``ref`` names: a node id, a prefix of at least 8 characters, or ``@name``."""
@@ -217,6 +225,8 @@ class Membership:
             assert verdict is Verdict.ACCEPTED, verdict
             stored = await self._store_or_retry(roster.entries[member.id16])
             self._roster = roster
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._peer_files.forget, member.node_id)
             await self._install()
             self._tell()
         if self._admittance.count(member.id16):
@@ -247,6 +257,9 @@ class Membership:
             self._roster = roster
         except OSError:
             code, adopts = AddCode.NOT_STORED, adopts and self._roster is home
+        else:
+            for on_addresses in self._address_subscribers:
+                on_addresses(member.node_id, member.addresses)
         if adopts:
             # What a crash leaves in the former mesh is signed anew at the next start.
             for entry in self.entries():

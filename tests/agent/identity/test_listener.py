@@ -295,7 +295,7 @@ def test_no_tls_session_is_ever_offered_for_resumption(tmp_path):
 
 
 @pytest.mark.threat("T27")
-def test_a_connection_that_was_mid_handshake_when_its_id_was_removed_is_never_admitted(tmp_path):
+def test_a_connection_that_was_mid_handshake_when_its_id_was_removed_is_never_admitted(on_loop, tmp_path):
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         by_der: dict[bytes, object] = {}
@@ -321,7 +321,7 @@ def test_a_connection_that_was_mid_handshake_when_its_id_was_removed_is_never_ad
         await listener.aclose()
         await left.tasks.aclose()
 
-    asyncio.run(scenario())
+    on_loop(scenario)
 
 
 @pytest.mark.threat("T20")

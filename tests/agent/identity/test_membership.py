@@ -23,6 +23,8 @@ def ids(node: Node) -> set[bytes]:
 async def test_adding_a_file_admits_its_node_everywhere_at_once(tmp_path):
     here, there = await nodes(tmp_path, "here", "there")
     before = here.contexts.build
+    told = []
+    here.membership.subscribe_addresses(lambda node_id, addresses: told.append((node_id, addresses)))
     added = await here.membership.add(there.file("192.168.1.9"), there.own.node_id)
     assert (added.code, added.node_id) == (AddCode.ADDED, there.own.node_id)
     member = here.membership.members[there.own.id16]
@@ -33,6 +35,7 @@ async def test_adding_a_file_admits_its_node_everywhere_at_once(tmp_path):
     assert here.contexts.server.current.cert_store_stats()["x509"] == 1
     assert here.changes == [(here.membership.members, here.membership.mesh_id)]
     (address,) = PeerFiles(tmp_path / "here").load()[there.own.node_id]
+    assert told == [(there.own.node_id, (address,))]
     assert (address.ip, address.mesh_port, address.ingress_port) == (bytes([192, 168, 1, 9]), 7_433, 7_434)
 
 
@@ -109,6 +112,7 @@ async def test_a_removed_node_is_out_at_once_and_after_a_restart_until_added_aga
     assert here.contexts.client.cert_store_stats()["x509"] == 0
     assert here.changes[-1] == ({}, here.membership.mesh_id)
     assert [entry.removed for entry in here.membership.entries()] == [True]
+    assert PeerFiles(tmp_path / "here").load() == {}
     again = await start_node(tmp_path / "here")
     assert ids(again) == set()
     assert [entry.removed for entry in again.membership.entries()] == [True]
