@@ -2,109 +2,23 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_network
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
-from agent.effects.clock import SystemClock
-from agent.identity.keys import Ed25519Verifier, NodeKey
 from agent.mesh.addresses import Endpoint
-from agent.mesh.shelf import MeshShelf
 from agent.settings.values import PeerHint
-from agent.store.marks import Marks
-from agent.store.members import PeerFiles
-from router_core.ids import Id16, mesh8_of
-from router_core.mesh.machine import Mesh
-from router_core.mesh.publish import Me
-from router_core.policy.mesh import MeshPolicy
+from router_core.ids import mesh8_of
 from router_core.record.envelope import read_header
-from router_core.record.membership import Liveness, Member, ViewChange
-from router_core.record.state import Address, LeaveReason, Static, Volatile
+from router_core.record.membership import Liveness
+from router_core.record.state import LeaveReason
 from tests.support.faultproxy import FaultProxy
-from tests.support.meshnode import MESH, Node, Person, person
+from tests.support.meshnode import MESH, Person, person
+from tests.support.meshpeer import Peer
 from tests.support.until import until
-
-ALIVE = (Liveness.FRESH, Liveness.LATE)
-
-
-@dataclass(frozen=True)
-class NodeCrypto:
-    key: NodeKey
-    verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
-
-    def sign(self, message: bytes) -> bytes:
-        return self.key.sign(message)
-
-    def verify(self, key32: bytes, sig: bytes, message: bytes) -> bool:
-        return self.verifier.verify(key32, sig, message)
-
-
-class Peer(Node):
-    """A node with the real machine; ``seen`` is its newest picture of each other member."""
-
-    def __init__(
-        self,
-        who: Person,
-        number: int,
-        state: Path,
-        roster: Sequence[Member],
-        peers: Sequence[PeerHint],
-        **more: Any,
-    ) -> None:
-        clock = SystemClock()
-        state.mkdir(exist_ok=True)
-        more.setdefault("allow", (ip_network("127.0.0.0/8"),))
-        shelf = MeshShelf(Marks(state), PeerFiles(state))
-        self.seen: dict[Id16, ViewChange] = {}
-        others = tuple(member for member in roster if member.id16 != who.id16)
-        machine = Mesh(
-            Me(id16=who.id16, key32=who.key.key32),
-            MeshPolicy(backoff_max_s=1),
-            NodeCrypto(who.key),
-            Random(number),
-            shelf.load(MESH, others),
-            clock.boot_ms(),
-        )
-        super().__init__(
-            who,
-            machine,
-            host=f"127.0.0.{number + 1}",
-            roster=roster,
-            shelf=shelf,
-            peers=peers,
-            on_view=self._fold,
-            **more,
-        )
-        self.number = number
-
-    def _fold(self, changes: Sequence[ViewChange]) -> None:
-        self.seen.update((change.origin, change) for change in changes)
-
-    def say(self) -> None:
-        """Publish bodies that name this node."""
-        here = Address(ip=ip_address(self.host).packed, mesh_port=self.port, ingress_port=self.port)
-        self.driver.body_changed(Static(addrs=(here,), models_total=self.number))
-        self.driver.body_changed(Volatile(), urgent=True)
-
-    def sees(self, *others: Person) -> bool:
-        """True if it routes to all ``others`` and holds their own S."""
-        found = [self.seen.get(other.id16) for other in others]
-        return all(
-            c is not None and c.state in ALIVE and c.static is not None and c.volatile is not None
-            for c in found
-        )
-
-    def state_of(self, other: Person) -> Liveness | None:
-        change = self.seen.get(other.id16)
-        return None if change is None else change.state
-
-    @property
-    def links_up(self) -> int:
-        return sum(link.phase == "up" for link in self.driver.picture().links)
 
 
 @dataclass
@@ -231,12 +145,12 @@ async def test_a_removed_member_loses_its_links_within_a_second(town: Town) -> N
 
 
 async def test_a_sighting_alone_is_enough_to_link(town: Town) -> None:
-    a = await town.start(0)
-    b = await town.start(1)
-    here = Endpoint(ip_address(a.host), a.port)
-    await until(lambda: b.driver.picture().epoch)
-    b.driver.sighted(a.who.member.node_id, [here])
-    await until(lambda: a.sees(b.who) and b.sees(a.who), 15, picture=b.driver.picture)
+    """The smaller id dials at once; the larger would give it five seconds first."""
+    a, b = await town.start(0), await town.start(1)
+    near, far = sorted((a, b), key=lambda peer: peer.who.id16)
+    await until(lambda: near.driver.picture().epoch)
+    near.driver.sighted(far.who.member.node_id, [Endpoint(ip_address(far.host), far.port)])
+    await until(lambda: a.sees(b.who) and b.sees(a.who), 15, picture=a.driver.picture)
 
 
 @pytest.mark.threat("T23")
