@@ -112,6 +112,21 @@ def test_a_wave_shorter_than_the_holds_never_moves_a_level() -> None:
     assert set(probe.give(*([0] * 9 + [30]) * 12)) == {ELEVATED}
 
 
+@settings(max_examples=40)
+@given(
+    waves=st.lists(
+        st.tuples(st.integers(1, 3), st.floats(25, 89), st.integers(1, 9), st.floats(0, 12)), max_size=25
+    )
+)
+def test_no_wave_shorter_than_the_holds_ever_moves_a_level(
+    waves: list[tuple[int, float, int, float]],
+) -> None:
+    rising, falling = at(NONE), at(ELEVATED)
+    for high_s, high, low_s, low in waves:
+        assert set(rising.give(*[high] * high_s, *[low] * low_s)) == {NONE}
+        assert set(falling.give(*[low] * low_s, *[min(high, 49)] * high_s)) == {ELEVATED}
+
+
 def test_hovering_around_a_threshold_makes_one_transition_at_most() -> None:
     probe = Probe()
     probe.give(0)
