@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from agent.store.atomic import read_with_status, write_atomic
+from agent.store.atomic import read_plain, read_with_status, write_atomic
 from agent.store.folders import RefuseToStart
 
 KEY_FILE_MOST: Final = 4_096
@@ -85,6 +85,26 @@ def read_key(path: Path) -> NodeKey | None:
         raise RefuseToStart(
             "key_not_private", f"{path} has mode {mode:04o}: run chmod 600 {path}, if nobody has copied it"
         )
+    return _parse(pem, path)
+
+
+def read_credential(path: Path) -> tuple[NodeKey, Path]:
+    """The key in a credential that the service supervisor unsealed, and a path OpenSSL can read it at.
+
+    The supervisor guards the file with owners and modes of its own, so only its content is judged. The path names
+    an anonymous file that lives as long as this process. Raises ``RefuseToStart``: ``key_unreadable``.
+    """
+    try:
+        pem = read_plain(path, KEY_FILE_MOST)
+    except OSError:
+        raise RefuseToStart("key_unreadable", f"{path} cannot be read: check the unit's credential") from None
+    key = _parse(pem, path)
+    fd = os.memfd_create("pairmesh-key", os.MFD_CLOEXEC)
+    os.write(fd, pem)
+    return key, Path(f"/proc/self/fd/{fd}")
+
+
+def _parse(pem: bytes, path: Path) -> NodeKey:
     try:
         private = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError):

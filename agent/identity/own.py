@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from agent.effects.entropy import random_bytes
 from agent.identity.certificate import build_certificate, certificate_pem
-from agent.identity.keys import NodeKey, mint_key, read_key
+from agent.identity.keys import NodeKey, mint_key, read_credential, read_key
 from agent.store.atomic import read_plain, write_atomic
 from agent.store.checked import Damaged, read_checked_or_last, write_checked
 from agent.store.folders import RefuseToStart
@@ -26,6 +26,8 @@ from router_core.trust.statements import FULL_MEMBER
 FORMER_MESHES: Final = 8
 _HOST_DOMAIN = b"pairmesh/host/v1\0"
 _CERT_FILE_MOST = 8_192
+_TRACES = ("identity/cert.pem", "epoch", "roster")
+"""Any of these says that this is not the first start."""
 
 
 class MeshFile(Struct, frozen=True, kw_only=True):
@@ -57,14 +59,14 @@ class MeshFile(Struct, frozen=True, kw_only=True):
 class OwnIdentity:
     """Key, certificate and mesh of this node. ``save_mesh`` is the only thing that changes."""
 
-    def __init__(self, folder: Path, key: NodeKey, der: bytes, mesh: MeshFile) -> None:
+    def __init__(self, folder: Path, key: NodeKey, key_path: Path, der: bytes, mesh: MeshFile) -> None:
         self.key = key
         self.der = der
         self.mesh = mesh
         self.id32: Id32 = id32_of_key(key.key32)
         self.id16: Id16 = id16_of(self.id32)
         self.node_id: NodeId = node_id_of(self.id32)
-        self.key_path = folder / "key.pem"
+        self.key_path = key_path
         self.cert_path = folder / "cert.pem"
         self._mesh_path = folder / "mesh"
 
@@ -75,12 +77,18 @@ class OwnIdentity:
 
 
 def load_identity(
-    state: Path, machine_id: bytes | None, *, keep: bool = False, new: bool = False
+    state: Path,
+    machine_id: bytes | None,
+    *,
+    credential: Path | None = None,
+    keep: bool = False,
+    new: bool = False,
 ) -> OwnIdentity:
     """The identity below ``state``, minted if this is the first start.
 
-    ``machine_id`` is the host's, None if it has none (then a copied folder is not noticed). ``keep`` accepts a
-    folder that came from another host, ``new`` puts the old identity and its roster aside and mints another.
+    ``machine_id`` is the host's, None if it has none (then a copied folder is not noticed). ``credential`` is where
+    the service supervisor put the key, if it keeps it. ``keep`` accepts a folder that came from another host,
+    ``new`` puts the old identity and its roster aside and mints another.
     Raises ``RefuseToStart``: ``key_not_private``, ``key_unreadable``, ``key_missing``, ``cert_changed``,
     ``mesh_damaged``, ``host_damaged``, ``identity_copied``.
     """
@@ -88,18 +96,26 @@ def load_identity(
     if new:
         _put_aside(state)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = read_key(folder / "key.pem")
-    if key is None:
-        if (folder / "cert.pem").exists():
+    key_path = folder / "key.pem"
+    known = any((state / trace).exists() for trace in _TRACES)
+    if credential is not None:
+        key, key_path = read_credential(credential)
+        if not known:
+            _mint_mesh(folder, machine_id)
+    elif (stored := read_key(key_path)) is not None:
+        key = stored
+    else:
+        if known:
             raise RefuseToStart(
                 "key_missing",
                 f"{folder}/key.pem is gone: restore it from a backup, or run with --new-identity and pair again",
             )
-        key = _mint(folder, machine_id)
+        _mint_mesh(folder, machine_id)
+        key = mint_key(key_path)
     der = build_certificate(key.private)
     _check_stored_certificate(folder / "cert.pem", der)
     _check_host(folder / "host", machine_id, keep)
-    return OwnIdentity(folder, key, der, _read_mesh(folder / "mesh"))
+    return OwnIdentity(folder, key, key_path, der, _read_mesh(folder / "mesh"))
 
 
 def read_machine_id(path: Path = Path("/etc/machine-id")) -> bytes | None:
@@ -110,11 +126,10 @@ def read_machine_id(path: Path = Path("/etc/machine-id")) -> bytes | None:
         return None
 
 
-def _mint(folder: Path, machine_id: bytes | None) -> NodeKey:
+def _mint_mesh(folder: Path, machine_id: bytes | None) -> None:
     write_checked(folder / "mesh", MeshFile(mesh_id=random_bytes(16)))
     if machine_id is not None:
         write_checked(folder / "host", _host_mark(machine_id))
-    return mint_key(folder / "key.pem")
 
 
 def _put_aside(state: Path) -> None:

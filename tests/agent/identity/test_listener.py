@@ -15,12 +15,15 @@ import aiohttp
 import pytest
 import uvloop
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from agent.identity.admittance import Admittance, Refusal
-from agent.identity.certificate import server_name
+from agent.identity.certificate import certificate_pem, server_name
 from agent.identity.listener import Listener, bind
 from agent.identity.routes import Port
-from agent.identity.tls import is_pinned, peer_der
+from agent.identity.tls import OwnFiles, context, is_pinned, peer_der
 from tests.support.members import Node, introduce, start_node
 from tests.support.until import until
 
@@ -192,6 +195,42 @@ def test_another_member_at_the_dialled_address_is_not_taken_for_the_one_meant(on
         _, writer = await dial(server, right.contexts.client, server_name(third.own.node_id))
         assert not is_pinned(writer.transport, left.own.der)
         await hang_up(writer)
+        await server.aclose()
+
+    on_loop(scenario)
+
+
+def issued_by(issuer: Node, folder: Path) -> OwnFiles:
+    """A certificate that names ``issuer`` for another key, issued by ``issuer``, with its own as the chain."""
+    private = Ed25519PrivateKey.generate()
+    good = x509.load_der_x509_certificate(issuer.own.der)
+    builder = (
+        x509.CertificateBuilder()
+        .serial_number(1)
+        .subject_name(good.subject)
+        .issuer_name(good.subject)
+        .public_key(private.public_key())
+        .not_valid_before(good.not_valid_before_utc)
+        .not_valid_after(good.not_valid_after_utc)
+    )
+    for extension in good.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    leaf = builder.sign(issuer.own.key.private, None)
+    files = OwnFiles(folder / "leaf.pem", folder / "leaf.key")
+    files.cert_path.write_bytes(leaf.public_bytes(Encoding.PEM) + certificate_pem(issuer.own.der))
+    files.key_path.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
+
+
+@pytest.mark.threat("T29")
+def test_a_certificate_issued_by_a_member_opens_nothing(on_loop, tmp_path):
+    async def scenario() -> None:
+        left, right = await pair(tmp_path)
+        server = Server(left)
+        forged = context(ssl.PROTOCOL_TLS_CLIENT, issued_by(right, tmp_path), [left.own.der])
+        assert await refused(server, forged, server_name(left.own.node_id))
+        await until(lambda: Refusal.HANDSHAKE in server.reasons())
+        assert server.seen == []
         await server.aclose()
 
     on_loop(scenario)

@@ -1,4 +1,5 @@
 import os
+import ssl
 import stat
 
 import pytest
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 
 from agent.identity.certificate import certificate_pem
 from agent.identity.own import FORMER_MESHES, MeshFile, load_identity, read_machine_id
+from agent.identity.tls import OwnFiles, context
 from agent.store.checked import read_checked
 from agent.store.folders import RefuseToStart
 from router_core.ids import MeshId
@@ -81,9 +83,12 @@ def test_a_key_of_another_kind_refuses(tmp_path):
     assert refusal(tmp_path) == "key_unreadable"
 
 
-def test_a_lost_key_is_never_minted_again_silently(tmp_path):
+@pytest.mark.parametrize("trace", ["identity/cert.pem", "epoch", "roster"])
+def test_a_lost_key_is_never_minted_again_silently(tmp_path, trace):
     load(tmp_path)
-    (tmp_path / "identity/key.pem").unlink()
+    for name in ("key.pem", "cert.pem"):
+        (tmp_path / "identity" / name).unlink()
+    (tmp_path / trace).touch()
     assert refusal(tmp_path) == "key_missing"
 
 
@@ -182,3 +187,22 @@ def test_moving_remembers_the_last_admission_of_former_meshes():
         mesh = mesh.moved(claim)
     assert len(mesh.former) == FORMER_MESHES
     assert meshes[0].mesh_id not in mesh.former
+
+
+def test_a_key_in_a_credential_is_used_and_never_stored(tmp_path):
+    kept = load(tmp_path / "elsewhere").key_path
+    own = load(tmp_path / "state", credential=kept)
+    assert not (tmp_path / "state/identity/key.pem").exists()
+    assert own.key_path.read_bytes() == kept.read_bytes()
+    context(ssl.PROTOCOL_TLS_SERVER, OwnFiles(own.cert_path, own.key_path), ())
+    again = load(tmp_path / "state", credential=kept)
+    assert (again.node_id, again.mesh) == (own.node_id, own.mesh)
+    assert refusal(tmp_path / "state") == "key_missing"
+
+
+def test_a_credential_without_a_key_refuses(tmp_path):
+    (tmp_path / "credential").write_bytes(b"no key")
+    for path in (tmp_path / "credential", tmp_path / "none"):
+        with pytest.raises(RefuseToStart) as caught:
+            load(tmp_path / "state", credential=path)
+        assert caught.value.reason == "key_unreadable"
