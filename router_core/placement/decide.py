@@ -14,6 +14,7 @@ from router_core.placement.eligibility import Need, detail_of, matches
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
 from router_core.placement.fleet import Fleet
+from router_core.placement.hints import NARROWING
 from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import (
@@ -72,7 +73,7 @@ def decide(
             seed=seed.hex(),
             view=_view_facts(fleet, seen),
             req=_request_facts(request, seen),
-            hints=_hint_notes(request, seen, chosen, fleet),
+            hints=_hint_notes(request, seen, chosen, fleet, reason),
             excluded=_excluded(seen),
             excluded_counts={code.value: count for code, count in seen.counts.items()},
             candidates=tuple([_candidate(row, seen.need) for row in shown]),
@@ -124,7 +125,7 @@ def _rejection(
             seed=seed.hex(),
             view=_view_facts(fleet, seen),
             req=_request_facts(request, seen),
-            hints=_hint_notes(request, seen, None, fleet),
+            hints=_hint_notes(request, seen, None, fleet, reason),
             excluded=_excluded(seen),
             excluded_counts={code.value: count for code, count in seen.counts.items()},
             candidates=(),
@@ -270,7 +271,7 @@ def _capability_names(bits: int) -> tuple[str, ...]:
 
 
 def _hint_notes(
-    request: PlacementRequest, seen: Survey, chosen: Scored | None, fleet: Fleet
+    request: PlacementRequest, seen: Survey, chosen: Scored | None, fleet: Fleet, reason: Reason
 ) -> tuple[HintNote, ...]:
     """What became of every hint: those noted while parsing, each preference, and the rest, which held if routed."""
     hints = request.hints
@@ -282,12 +283,10 @@ def _hint_notes(
     for hint in hints.told:
         if hint == "prefer" or hint in noted:
             continue
-        held = chosen is not None or hint != "require"
-        notes.append(
-            HintNote(hint=hint, outcome=HintOutcome.HONOURED)
-            if held
-            else HintNote(hint=hint, outcome=HintOutcome.EXCLUDED, detail=Reason.NOT_IN_SUBSET.value)
-        )
+        if chosen is None and hint in NARROWING:
+            notes.append(HintNote(hint=hint, outcome=HintOutcome.EXCLUDED, detail=reason.value))
+        else:
+            notes.append(HintNote(hint=hint, outcome=HintOutcome.HONOURED))
     return tuple(notes)
 
 

@@ -22,9 +22,10 @@ from router_core.record.state import Capability
 PREFIX: Final = "x-pairmesh-"
 TRANSPORT: Final = frozenset({"x-pairmesh-route", "x-pairmesh-state"})
 """Headers of the mesh itself: dropped when a client sends them, never hints."""
+NARROWING: Final = frozenset({"require", "locality"})
+"""Hints that restrict the rows: malformed, they refuse the request."""
 
 _LISTS = frozenset({"prefer", "require"})
-_NARROWING = frozenset({"require", "locality"})
 _KEYS = (
     "prefer",
     "require",
@@ -100,7 +101,7 @@ def parse_hints(
         if key not in told:
             continue
         parsed = _PARSERS[key](key, told[key])
-        if parsed is None and key in _NARROWING:
+        if parsed is None and key in NARROWING:
             return HintFault(hint=key, detail="not understood")
         if parsed is None:
             notes.append(HintNote(hint=key, outcome=HintOutcome.IGNORED_MALFORMED))

@@ -13,13 +13,14 @@ from router_core.profile.outcome import Outcome, Result
 from router_core.profile.series import EMPTY, Series, fold_sample
 
 _BETA_MOST = 1.0
+_ALONE = 1.5
 
 
 class Profile(Struct, frozen=True, gc=False, kw_only=True):
     """Learned facts. Speeds in tokens/s, ``loads_s`` the last load times in seconds, ``at_ms`` the last outcome.
 
-    ``beta`` is the relative slow-down per further concurrent request, learned from ``beta_n`` samples. ``successes``
-    and ``faults`` decay with the policy's half-life.
+    ``beta`` is the relative slow-down per further concurrent request, learned from ``beta_n`` crowded answers once the
+    speed alone is known. ``successes`` and ``faults`` decay with the policy's half-life.
     """
 
     prompt: Series = EMPTY
@@ -55,9 +56,11 @@ def learn(profile: Profile, outcome: Outcome, policy: ProfilePolicy) -> Profile:
             prompt = fold_sample(prompt, pp, policy)
         tg = _gen_speed(outcome, policy)
         if tg is not None:
-            beta, beta_n = _fold_beta(profile, tg, outcome.concurrency, policy)
-            alone = tg * (1.0 + (beta if beta is not None else policy.beta) * (outcome.concurrency - 1.0))
-            gen = fold_sample(gen, alone, policy)
+            if outcome.concurrency > _ALONE and gen.n >= policy.claim_cap:
+                beta, beta_n = _fold_beta(profile, tg, outcome.concurrency, policy), beta_n + 1
+            else:
+                slowed = beta if beta is not None else policy.beta
+                gen = fold_sample(gen, tg * (1.0 + slowed * (outcome.concurrency - 1.0)), policy)
         if outcome.load_ms is not None and outcome.load_ms > 0:
             loads = (*loads, max(policy.load_least_s, outcome.load_ms / 1000.0))[-policy.loads_kept :]
     elif outcome.result is Result.FAULT:
@@ -93,12 +96,10 @@ def _gen_speed(outcome: Outcome, policy: ProfilePolicy) -> float | None:
     return 1000.0 * (tokens - 1) / outcome.gen_ms
 
 
-def _fold_beta(
-    profile: Profile, tg: float, concurrency: float, policy: ProfilePolicy
-) -> tuple[float | None, int]:
-    alone = profile.gen.value
-    if alone is None or concurrency <= 1.0:
-        return profile.beta, profile.beta_n
-    sample = min(_BETA_MOST, max(0.0, (alone / tg - 1.0) / (concurrency - 1.0)))
+def _fold_beta(profile: Profile, tg: float, concurrency: float, policy: ProfilePolicy) -> float:
     known = profile.beta if profile.beta is not None else policy.beta
-    return known + policy.rate * (sample - known), profile.beta_n + 1
+    alone = profile.gen.value
+    if alone is None:
+        return known
+    sample = min(_BETA_MOST, max(0.0, (alone / tg - 1.0) / (concurrency - 1.0)))
+    return known + policy.rate * (sample - known)

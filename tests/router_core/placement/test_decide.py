@@ -1,0 +1,373 @@
+"""Properties of the decision that hold for any fleet, any load and any request."""
+
+import math
+from collections import Counter
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from router_core.placement.admission import Gate
+from router_core.placement.choose import choose, seed_of, worst
+from router_core.placement.decide import decide
+from router_core.placement.fleet import Live
+from router_core.placement.reasons import Action, Reason
+from router_core.placement.record import DecisionRecord
+from router_core.placement.request import Pin
+from router_core.placement.survey import survey
+from router_core.policy.placement import PlacementPolicy, Weights
+from tests.support.fleets import (
+    NOW,
+    POLICY,
+    a_choice,
+    a_fleet,
+    a_ledger,
+    a_request,
+    a_row,
+    chosen_node,
+    decided,
+    parsed_hints,
+)
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+_seconds = st.floats(0, 60)
+_unit = st.floats(0, 1)
+
+
+@st.composite
+def rows(draw, name: str = "a", **over):
+    resident = draw(st.booleans())
+    work = draw(_seconds)
+    fields = {
+        "pp": draw(st.floats(1, 200_000)),
+        "tg": draw(st.floats(0.5, 2_000)),
+        "slots": draw(st.integers(1, 8)),
+        "work_s": work,
+        "work_mean_s": draw(_seconds),
+        "in_flight": draw(st.integers(0, 6)),
+        "queued": draw(st.integers(0, 6)),
+        "taken_ms": NOW - draw(st.integers(-100, 20_000)),
+        "period_ms": draw(st.integers(1, 10_000)),
+        "resident": resident,
+        "load_s": 0.0 if resident else draw(_seconds),
+        "loadable": draw(st.booleans()),
+        "gate": draw(st.sampled_from([Gate.OPEN, Gate.OPEN, Gate.SOFT, Gate.SHUT])),
+        "loads": draw(st.booleans()),
+        "beta": draw(_unit),
+        "s_speed": draw(st.floats(0.1, 0.7)),
+        "s_gen": draw(st.floats(0.1, 0.7)),
+        "success": draw(_unit),
+        "pressure": draw(_unit),
+        "memory": 0.0 if resident else draw(_unit),
+        "switch": 0.0 if resident else draw(_unit),
+        "ctx": draw(st.none() | st.integers(1, 10**6)),
+        "room_bytes": draw(st.none() | st.floats(0, 2**36)),
+        "down": draw(st.sampled_from([None, None, None, "engine"])),
+        "draining": draw(st.sampled_from([False, False, False, True])),
+        "backup": draw(st.sampled_from([None, None, "failing"])),
+    }
+    return a_row(name, **(fields | over))
+
+
+def fleets(**over):
+    return st.integers(0, len(NAMES)).flatmap(
+        lambda count: st.tuples(*(rows(name, **over) for name in NAMES[:count]))
+    )
+
+
+requests = st.builds(
+    lambda **over: a_request(**over),
+    request_id=st.text("abcdef0123456789", min_size=1, max_size=8),
+    text_bytes=st.integers(0, 2**25),
+    images=st.integers(0, 20),
+    output_cap=st.none() | st.integers(0, 10**6),
+    choices=st.integers(0, 8),
+    attempt=st.integers(1, 3),
+    hints=st.sampled_from(
+        [
+            parsed_hints(),
+            parsed_hints(prefer="@b"),
+            parsed_hints(require="!node=@a"),
+            parsed_hints(expect_tokens="0"),
+        ]
+    ),
+)
+
+# A fleet in which no filter interferes: every row is scored.
+open_rows = {
+    "gate": Gate.OPEN,
+    "loads": True,
+    "loadable": True,
+    "down": None,
+    "draining": False,
+    "backup": None,
+    "ctx": None,
+    "room_bytes": None,
+    "taken_ms": NOW,
+    "in_flight": 0,
+    "queued": 0,
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(fleets(), requests)
+def test_equal_inputs_give_equal_decisions(found, request):
+    fleet = a_fleet(*found)
+    assert decide(request, fleet, POLICY, NOW, Random(5)) == decide(request, fleet, POLICY, NOW, Random(5))
+
+
+@settings(max_examples=80, deadline=None)
+@given(fleets(), requests)
+def test_the_choice_does_not_depend_on_the_generator_nor_on_the_order_of_rows(found, request):
+    one = decide(request, a_fleet(*found), POLICY, NOW, Random(1))
+    two = decide(request, a_fleet(*reversed(found)), POLICY, NOW, Random(2))
+    assert (one.action, one.reason) == (two.action, two.reason)
+    assert (one.chosen and one.chosen.endpoint) == (two.chosen and two.chosen.endpoint)
+    assert one.id != two.id
+
+
+@settings(max_examples=100, deadline=None)
+@given(fleets(), requests)
+def test_factors_stay_in_bounds_and_the_record_can_be_written(found, request):
+    decision = decided(request, a_fleet(*found))
+    for candidate in decision.record.candidates:
+        assert all(0.0 <= value <= 1.0 for value in msgspec.structs.astuple(candidate.f))
+        assert all(math.isfinite(value) for value in msgspec.structs.astuple(candidate.est))
+        assert 0.0 <= candidate.queue_risk <= 1.0
+        assert candidate.capacity > 0.0
+    text = msgspec.json.encode(decision.record)
+    assert msgspec.json.decode(text, type=DecisionRecord) == decision.record
+    packed = msgspec.msgpack.encode(decision.record)
+    assert msgspec.msgpack.decode(packed, type=DecisionRecord) == decision.record
+
+
+@settings(max_examples=80, deadline=None)
+@given(fleets(), requests)
+def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request):
+    decision = decided(request, a_fleet(*found))
+    gone = {row.row for row in decision.record.excluded}
+    assert gone.isdisjoint(decision.order)
+    if decision.chosen is None:
+        assert decision.action is Action.REJECT
+        assert decision.order == ()
+        assert decision.reason.status >= 400
+    else:
+        assert decision.order[0] == decision.chosen.endpoint
+        assert len(decision.order) + len(gone) == len(found)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    fleets(**open_rows), st.sampled_from(["work_s", "pressure", "in_flight", "success", "load_s"]), st.data()
+)
+def test_a_worse_row_never_ranks_better(found, field, data):
+    assume(len(found) >= 2)
+    victim = data.draw(st.integers(0, len(found) - 1))
+    old = found[victim]
+    if field == "load_s":
+        assume(not old.resident)
+    worse = {
+        "work_s": old.work_s + 5.0,
+        "pressure": min(1.0, old.pressure + 0.3),
+        "in_flight": old.in_flight + 1,
+        "success": old.success / 2,
+        "load_s": old.load_s + 5.0,
+    }[field]
+    changed = list(found)
+    changed[victim] = replace(old, **{field: worse})
+
+    def rank(these):
+        scores = {row.row.key: row.score for row in survey(a_request(), a_fleet(*these), POLICY, NOW).scored}
+        mine = scores.pop(old.key, math.inf)
+        return sum(score < mine - 1e-12 for score in scores.values())
+
+    assert rank(changed) >= rank(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleets(**open_rows), st.floats(0.1, 10))
+def test_with_speed_alone_the_unit_of_time_does_not_matter(found, factor):
+    policy = PlacementPolicy(weights=Weights(slo=0, memory=0, switch=0, pressure=0, speed=1), rtt_s=1e-9)
+
+    def scores(scale):
+        scaled = [
+            replace(
+                row,
+                prefill_s_per_token=row.prefill_s_per_token * scale,
+                token_s=row.token_s * scale,
+                work_s=row.work_s * scale,
+                work_mean_s=row.work_mean_s * scale,
+                load_s=row.load_s * scale,
+            )
+            for row in found
+        ]
+        seen = survey(a_request(hints=parsed_hints(deadline_ms="3600000")), a_fleet(*scaled), policy, NOW)
+        return {row.row.key: row.score for row in seen.scored}
+
+    plain, scaled = scores(1.0), scores(factor)
+    for key in plain.keys() & scaled.keys():
+        assert scaled[key] == pytest.approx(plain[key], abs=1e-4)
+
+
+@settings(max_examples=80, deadline=None)
+@given(fleets(**open_rows), st.sampled_from(NAMES))
+def test_no_bonus_beats_the_veto(found, wished):
+    request = a_request(hints=parsed_hints(prefer=f"@{wished}"))
+    seen = survey(request, a_fleet(*found), POLICY, NOW)
+    order = choose(seen.scored, seen.need, POLICY, seed_of("r", 1), full=True)
+    if any(worst(row.f) < POLICY.veto_needs_below for row in order):
+        assert worst(order[0].f) <= POLICY.veto_above
+
+
+@settings(max_examples=80, deadline=None)
+@given(fleets(**open_rows), requests)
+def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found, request):
+    seen = survey(request, a_fleet(*found), POLICY, NOW)
+    order = choose(seen.scored, seen.need, POLICY, seed_of(request.request_id, 1), full=True)
+    assume(order and not order[0].resident)
+    for row in order:
+        if row.resident and row.free and row.out != "veto":
+            assert row.est.ect >= order[0].est.ect
+
+
+@settings(max_examples=60, deadline=None)
+@given(fleets(**open_rows), requests)
+def test_a_short_record_and_a_full_one_choose_the_same(found, request):
+    choices = set()
+    for full in (True, False):
+        seen = survey(request, a_fleet(*found), POLICY, NOW)
+        order = choose(seen.scored, seen.need, POLICY, b"\x80" * 8, full=full)
+        choices.add(order[0].row.key if order else None)
+    assert len(choices) == 1
+
+
+def test_a_burst_in_one_turn_spreads_over_equal_nodes():
+    fleet = a_fleet(*(a_row(name, slots=30, tg=50) for name in "abcd"), live=Live(ledger=a_ledger()))
+    spread: Counter[str] = Counter()
+    for number in range(100):
+        decision = decided(a_request(request_id=f"r{number}"), fleet)
+        fleet.live.ledger.reserve(decision.chosen, NOW)
+        spread[chosen_node(decision)] += 1
+    assert max(spread.values()) - min(spread.values()) <= 2
+
+
+def test_a_burst_spills_from_the_own_host_as_its_live_load_grows():
+    fleet = a_fleet(a_row("me", is_self=True, slots=2), a_row("b", slots=2), m_r=1.0)
+    spread: Counter[str] = Counter()
+    for number in range(8):
+        decision = decided(a_request(request_id=f"r{number}"), fleet)
+        fleet.live.ledger.reserve(decision.chosen, NOW)
+        spread[chosen_node(decision)] += 1
+    assert spread == {"me": 4, "b": 4}
+
+
+def test_a_pinned_session_stays_until_its_row_is_busy():
+    pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=1100, at_ms=NOW - 1000)
+    request = a_request(pin=pin, text_bytes=4320)
+    calm = a_fleet(a_row("a", tg=30, pressure=0.5), a_row("b"))
+    decision = decided(request, calm)
+    assert chosen_node(decision) == "a"
+    assert decision.reason is Reason.SESSION
+    assert decision.chosen.est.prefill == pytest.approx(0.1)
+    deep = a_row("a", tg=45, in_flight=4, queued=7, work_s=40.0, work_mean_s=40.0)
+    assert chosen_node(decided(request, a_fleet(deep, a_row("b")))) == "b"
+    old = replace(pin, at_ms=NOW - 600_001)
+    assert chosen_node(decided(replace(request, pin=old), calm)) == "b"
+
+
+def test_a_failed_attempt_goes_elsewhere_and_says_so():
+    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
+    first = decided(a_request(), fleet)
+    assert chosen_node(first) == "a"
+    second = decided(a_request().after_failure(first.chosen.endpoint), fleet)
+    assert chosen_node(second) == "b"
+    assert second.record.excluded[0].code is Reason.TRIED
+    third = decided(
+        a_request().after_failure(first.chosen.endpoint).after_failure(second.chosen.endpoint), fleet
+    )
+    assert (third.action, third.reason, third.reason.status) == (Action.REJECT, Reason.TRIED, 502)
+
+
+def test_after_a_refusal_the_next_row_may_let_it_wait_as_long_as_it_lives():
+    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
+    first = decided(a_request(), fleet)
+    assert first.chosen.max_wait_ms == 500
+    again = decided(a_request().after_refusal(first.chosen.endpoint), fleet, now=NOW + 1000)
+    assert chosen_node(again) == "b"
+    assert again.chosen.max_wait_ms == 599_000
+
+
+def test_a_warm_node_beats_a_cold_one_of_equal_speed():
+    decision = decided(a_request(), a_fleet(a_row("a", resident=False), a_row("b")))
+    assert (chosen_node(decision), decision.action) == ("b", Action.ROUTE)
+
+
+def test_rank_follows_speed_load_and_pressure():
+    assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=20), a_row("b", tg=80)))) == "b"
+    busy = a_row("b", tg=80, in_flight=4, work_s=60.0, work_mean_s=60.0)
+    assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=60), busy))) == "a"
+    assert (
+        chosen_node(decided(a_request(), a_fleet(a_row("a", tg=70), a_row("b", tg=80, pressure=0.9)))) == "a"
+    )
+
+
+def test_old_good_news_fades_and_old_bad_news_does_not():
+    usual = {"work_mean_s": 20.0, "period_ms": 1000}
+    fresh = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW, **usual))).chosen.est
+    old = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW - 3000, **usual))).chosen.est
+    assert fresh.wait == 0.0
+    assert old.wait == pytest.approx(0.0)
+    older = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW - 3000, slots=1, k=1, **usual))).chosen.est
+    assert older.wait == pytest.approx(20.0 * 0.5 - 3.0)
+
+
+def test_a_record_holds_full_candidates_when_few_and_the_top_ones_when_many():
+    few = decided(a_request(), a_fleet(*(a_row(f"n{i}") for i in range(16))))
+    assert (few.record.full, len(few.record.candidates)) == (True, 16)
+    many = a_fleet(*(a_row(f"n{i}") for i in range(40)))
+    sizes = Counter(
+        len(decided(a_request(request_id=f"r{number}"), many).record.candidates) for number in range(200)
+    )
+    assert set(sizes) == {4, 40}
+    assert sizes[4] > sizes[40] > 0
+    assert len(decided(a_request(attempt=2), many).record.candidates) == 40
+
+
+def test_64_concurrent_decisions_carry_their_own_records():
+    fleet = a_fleet(*(a_row(name) for name in NAMES), live=Live(ledger=a_ledger()))
+    rng = Random(9)
+    decisions = [decide(a_request(request_id=f"r{i}"), fleet, POLICY, NOW, rng) for i in range(64)]
+    assert len({decision.id for decision in decisions}) == 64
+    for number, decision in enumerate(decisions):
+        assert decision.id == decision.record.id
+        assert len(decision.id) == 26
+        assert decision.record.request_id == f"r{number}"
+        assert decision.record.chosen == decision.chosen.endpoint
+
+
+def test_deciding_changes_nothing():
+    fleet = a_fleet(a_row("a"), a_row("me", is_self=True), live=Live(ledger=a_ledger()))
+    fleet.live.ledger.reserve(a_choice(fleet.rows[0]), NOW)
+    before = (
+        len(fleet.live.ledger),
+        dict(fleet.live.ledger.owed),
+        fleet.live.ledger.local.in_flight("llamacpp"),
+    )
+    for number in range(20):
+        decided(a_request(request_id=f"r{number}"), fleet)
+    after = (
+        len(fleet.live.ledger),
+        dict(fleet.live.ledger.owed),
+        fleet.live.ledger.local.in_flight("llamacpp"),
+    )
+    assert before == after
+
+
+def test_the_record_keeps_sizes_and_codes_and_no_bytes_of_the_request():
+    decision = decided(a_request(text_bytes=7_777, images=2), a_fleet(a_row("a", ctx=None)))
+    facts = decision.record.req
+    assert (facts.prompt_tokens, facts.images, facts.dialect) == (math.ceil(7_777 / 3.6) + 1600, 2, "chat")
+    assert decision.record.seed == seed_of("r1", 1).hex()

@@ -1,0 +1,203 @@
+"""Every filter excludes what it says, in the stated order, with the stated status."""
+
+import pytest
+
+from router_core.placement.admission import Gate
+from router_core.placement.fleet import Live
+from router_core.placement.reasons import EXCLUSIONS, Action, Reason
+from router_core.placement.request import Hints, Locality
+from router_core.record.state import Capability, Dialect
+from tests.support.fleets import (
+    GIB,
+    NOW,
+    a_choice,
+    a_fleet,
+    a_ledger,
+    a_request,
+    a_row,
+    chosen_node,
+    decided,
+    parsed_hints,
+)
+
+
+class Broken:
+    """Breakers of some endpoints: 1 half-open, 2 open."""
+
+    def __init__(self, **states: int) -> None:
+        self._states = {a_row(name).key: state for name, state in states.items()}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def state(self, endpoint: str, now: int) -> int:
+        return self._states.get(endpoint, 0)
+
+
+KEY = a_row("a").key
+
+OUT = [
+    ({"untrusted": True}, {}, Reason.UNTRUSTED, None),
+    ({"cloud": True}, {}, Reason.LOCALITY, None),
+    ({}, {"hints": Hints(locality=Locality.HOST)}, Reason.LOCALITY, None),
+    ({}, {"hints": parsed_hints(require="node=@b")}, Reason.NOT_IN_SUBSET, None),
+    ({}, {"hints": parsed_hints(require="!node=@a")}, Reason.NOT_IN_SUBSET, None),
+    ({}, {"hints": parsed_hints(require="engine=ollama")}, Reason.NOT_IN_SUBSET, None),
+    ({}, {"hints": parsed_hints(require="!engine=llamacpp")}, Reason.NOT_IN_SUBSET, None),
+    ({}, {"hints": parsed_hints(require="label=room:attic")}, Reason.NOT_IN_SUBSET, None),
+    ({"down": "engine"}, {}, Reason.UNREACHABLE, "engine"),
+    ({"draining": True}, {}, Reason.DRAINING, None),
+    ({"resident": False, "loadable": False}, {}, Reason.MODEL_ABSENT, "not_loadable"),
+    ({"dialects": int(Dialect.EMBED)}, {}, Reason.CAPABILITY, "chat"),
+    ({"cap_no": int(Capability.TOOLS)}, {"requires": Capability.TOOLS}, Reason.CAPABILITY, "tools"),
+    ({}, {"hints": parsed_hints(require="cap=vision")}, Reason.CAPABILITY, "vision"),
+    ({"params_m": 7000}, {"hints": parsed_hints(require="params>=8")}, Reason.CAPABILITY, "size"),
+    ({"bits": None}, {"hints": parsed_hints(require="bits>=4")}, Reason.CAPABILITY, "size"),
+    ({"ctx": 1000}, {}, Reason.CONTEXT_TOO_SMALL, "1000<1636"),
+    ({}, {"hints": parsed_hints(require="ctx>=9000")}, Reason.CONTEXT_TOO_SMALL, "8192<9000"),
+    ({"resident": False, "need_bytes": 17 * GIB}, {}, Reason.DOES_NOT_FIT, None),
+    ({"gate": Gate.SHUT, "squeeze_detail": "thermal"}, {}, Reason.PRESSURE, "thermal"),
+    ({"resident": False, "loads": False, "squeeze_detail": "unknown"}, {}, Reason.PRESSURE, "unknown"),
+    ({"in_flight": 4, "queued": 8}, {}, Reason.QUEUE_FULL, None),
+    ({"pp": 1.0}, {"hints": Hints(deadline_ms=5000)}, Reason.DEADLINE, None),
+    ({}, {"tried": frozenset({KEY})}, Reason.TRIED, None),
+    ({}, {"refused": frozenset({KEY})}, Reason.REFUSED, None),
+]
+
+
+@pytest.mark.parametrize(("row", "request_over", "reason", "detail"), OUT)
+def test_a_filter_excludes_and_says_why(row, request_over, reason, detail):
+    decision = decided(a_request(**request_over), a_fleet(a_row("a", **row)))
+    assert decision.action is Action.REJECT
+    assert decision.reason is reason
+    assert decision.chosen is None
+    (gone,) = decision.record.excluded
+    assert (gone.code, gone.detail) == (reason, detail)
+    assert decision.record.excluded_counts == {reason.value: 1}
+
+
+STATUS = [503, 503, 503, 503, 503, 503, 404, 400, 400, 503, 429, 429, 504, 502, 502]
+
+
+def test_each_code_has_its_place_and_status():
+    assert [reason.status for reason in EXCLUSIONS] == STATUS
+    assert [reason.order for reason in EXCLUSIONS] == list(range(1, 16))
+
+
+def test_the_furthest_code_reached_names_the_refusal():
+    fleet = a_fleet(a_row("a", untrusted=True), a_row("b", in_flight=12), a_row("c", draining=True))
+    decision = decided(a_request(), fleet)
+    assert decision.reason is Reason.QUEUE_FULL
+    assert decision.record.excluded_counts == {"untrusted": 1, "queue_full": 1, "draining": 1}
+    assert decision.retry_after_s is not None
+
+
+def test_the_first_failing_filter_of_a_row_is_the_reported_one():
+    row = a_row("a", draining=True, dialects=0, ctx=1, gate=Gate.SHUT, in_flight=99)
+    assert decided(a_request(), a_fleet(row)).reason is Reason.DRAINING
+
+
+def test_unknown_passes_an_inferred_requirement_and_fails_an_explicit_one():
+    fleet = a_fleet(a_row("a"))
+    assert decided(a_request(requires=Capability.VISION), fleet).action is Action.ROUTE
+    assert decided(a_request(hints=parsed_hints(require="cap=vision")), fleet).action is Action.REJECT
+
+
+def test_unknown_context_and_unknown_room_pass():
+    assert decided(a_request(text_bytes=10**6), a_fleet(a_row("a", ctx=None))).action is Action.ROUTE
+    cold = a_row("a", resident=False, room_bytes=None)
+    assert decided(a_request(), a_fleet(cold)).action is Action.ROUTE_COLD
+
+
+def test_an_embedding_request_needs_no_known_no_of_embeddings():
+    request = a_request(dialect=Dialect.EMBED)
+    assert decided(request, a_fleet(a_row("a"))).action is Action.ROUTE
+    refusing = a_fleet(a_row("a", cap_no=int(Capability.EMBEDDINGS)))
+    assert decided(request, refusing).reason is Reason.CAPABILITY
+
+
+def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort():
+    live = Live(ledger=a_ledger(), breakers=Broken(a=2))
+    assert decided(a_request(), a_fleet(a_row("a"), live=live)).reason is Reason.BREAKER_OPEN
+    live = Live(ledger=a_ledger(), breakers=Broken(a=1))
+    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=5, pp=100), live=live)
+    decision = decided(a_request(), fleet)
+    assert chosen_node(decision) == "b"
+    assert decision.order == (a_row("b").key, a_row("a").key)
+    assert chosen_node(decided(a_request(), a_fleet(a_row("a"), live=live))) == "a"
+
+
+def test_a_suspect_endpoint_serves_only_if_nothing_else_is_left():
+    live = Live(ledger=a_ledger(), suspects=frozenset({KEY}))
+    assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=500), a_row("b", tg=5), live=live))) == "b"
+    alone = decided(a_request(), a_fleet(a_row("a"), live=live))
+    assert chosen_node(alone) == "a"
+    assert alone.record.degraded == ("stale_view",)
+    assert alone.reason is Reason.DEGRADED
+
+
+def test_when_every_picture_is_stale_the_backups_serve_and_say_so():
+    old = {"taken_ms": NOW - 5001}
+    decision = decided(a_request(), a_fleet(a_row("a", **old), a_row("b", **old)))
+    assert decision.action is Action.ROUTE
+    assert decision.record.degraded == ("stale_view",)
+    assert decision.record.view.max_age_ms == 5001
+
+
+def test_a_stale_row_backs_up_a_fresh_one():
+    decision = decided(a_request(), a_fleet(a_row("a", tg=500, taken_ms=NOW - 5001), a_row("b", tg=5)))
+    assert chosen_node(decision) == "b"
+    assert decision.record.degraded == ()
+    assert {row.row: row.out for row in decision.record.candidates} == {KEY: "backup", a_row("b").key: None}
+
+
+def test_soft_pressure_excludes_until_it_would_empty_the_set():
+    playing = a_row("a", tg=500, gate=Gate.SOFT, pressure=0.9, squeeze_detail="activity")
+    decision = decided(a_request(), a_fleet(playing, a_row("b", tg=5)))
+    assert chosen_node(decision) == "b"
+    assert decision.record.excluded[0].detail == "activity"
+    busier = a_row("b", gate=Gate.SOFT, pressure=0.95)
+    decision = decided(a_request(), a_fleet(playing, busier))
+    assert chosen_node(decision) == "a"
+    assert decision.record.degraded == ("pressure",)
+    assert decision.record.excluded_counts == {"pressure": 1}
+    assert decision.chosen.max_wait_ms == 600_000
+
+
+def test_own_uncovered_requests_count_towards_the_ceiling():
+    ledger = a_ledger()
+    row = a_row("a", in_flight=4, queued=6)
+    fleet = a_fleet(row, live=Live(ledger=ledger))
+    assert decided(a_request(), fleet).action is Action.ROUTE
+    for _ in range(2):
+        seq = ledger.reserve(a_choice(row), NOW).seq
+    assert decided(a_request(), fleet).reason is Reason.QUEUE_FULL
+    ledger.finish(seq)
+    assert decided(a_request(), fleet).action is Action.ROUTE
+
+
+def test_own_loads_under_way_take_the_room_of_a_node():
+    ledger = a_ledger()
+    cold = a_row("a", resident=False, need_bytes=9 * GIB)
+    fleet = a_fleet(cold, live=Live(ledger=ledger))
+    decision = decided(a_request(), fleet)
+    assert decision.chosen.need_bytes == 9 * GIB
+    seq = ledger.reserve(decision.chosen, NOW).seq
+    assert decided(a_request(), fleet).reason is Reason.DOES_NOT_FIT
+    ledger.fail(seq)
+    assert decided(a_request(), fleet).action is Action.ROUTE_COLD
+
+
+def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
+    row = a_row("a", engine="ollama", resident_ctx=4096, ctx=4096, ctx_most=32_768)
+    same = decided(a_request(num_ctx=4096), a_fleet(row))
+    assert (same.action, same.chosen.est.load) == (Action.ROUTE, 0.0)
+    more = decided(a_request(num_ctx=16_384), a_fleet(row))
+    assert (more.action, more.chosen.est.load) == (Action.ROUTE_COLD, 5.0)
+    assert decided(a_request(num_ctx=65_536), a_fleet(row)).reason is Reason.CONTEXT_TOO_SMALL
+
+
+def test_no_row_at_all_is_an_absent_model():
+    decision = decided(a_request(), a_fleet())
+    assert (decision.reason, decision.reason.status) == (Reason.MODEL_ABSENT, 404)
+    assert decision.retry_after_s is None

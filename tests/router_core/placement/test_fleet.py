@@ -1,0 +1,318 @@
+"""From what nodes say of themselves to rows ready to be scored."""
+
+import math
+from dataclasses import replace as with_policy
+
+import pytest
+from msgspec.structs import replace
+
+from router_core.ids import id16_of
+from router_core.placement.admission import Gate
+from router_core.placement.fleet import Fleet, Live, fold_fleet, herd_multiplier
+from router_core.placement.rows import logistic
+from router_core.policy.profile import ProfilePolicy
+from router_core.profile.outcome import Outcome, Result
+from router_core.profile.profiles import Profiles
+from router_core.record.membership import Liveness
+from router_core.record.state import (
+    Dispatch,
+    EngineFlag,
+    EngineLoad,
+    EngineState,
+    Flag,
+    GpuLoad,
+    GpuState,
+    Level,
+    LoadPolicy,
+    ModelFacts,
+    ModelState,
+    ProfileFacts,
+    ResidentModel,
+    Role,
+    SeenRouter,
+)
+from router_core.view.cluster import ClusterView
+from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
+from tests.support.fleets import ME, NOW, POLICY, a_choice, a_ledger, a_request, chosen_node, decided
+
+MIB, GIB = 2**20, 2**30
+
+
+def folded(
+    view: ClusterView,
+    profiles: Profiles | None = None,
+    previous: Fleet | None = None,
+    live: Live | None = None,
+):
+    return fold_fleet(
+        previous, view, profiles or Profiles(ProfilePolicy()), POLICY, live or Live(ledger=a_ledger()), NOW
+    )
+
+
+def the_row(*changes, **over):
+    """The one row of node ``a``."""
+    (row,) = folded(a_view(*(changes or (a_change("a", **over),)))).rows
+    return row
+
+
+def cold(**model):
+    return {
+        "volatile": a_volatile(residents=()),
+        "static": a_static(models=(ModelFacts(**({"name": "tiny", "engine": 0, "size_mib": 4096} | model)),)),
+    }
+
+
+def test_a_row_says_who_where_and_what():
+    row = the_row()
+    assert (row.node_name, row.endpoint, row.model, row.label) == ("a", "llamacpp", "tiny", "@a/llamacpp")
+    assert row.key == f"{row.node_id}/llamacpp"
+    assert (row.resident, row.slots, row.ceiling, row.ctx) == (True, 4, 12, 8192)
+    assert row.gate is Gate.OPEN
+    assert (row.memory, row.switch, row.load_s) == (0.0, 0.0, 0.0)
+    assert row.pressure == 0.05
+
+
+@pytest.mark.parametrize(
+    ("over", "field", "value"),
+    [
+        ({"volatile": a_volatile(engines=(EngineLoad(state=EngineState.DOWN),))}, "down", "engine"),
+        ({"volatile": a_volatile(engines=(EngineLoad(state=EngineState.STARTING),))}, "down", "engine"),
+        ({"volatile": a_volatile(engines=(EngineLoad(state=EngineState.DRAINING),))}, "draining", True),
+        ({"volatile": a_volatile(engines=(EngineLoad(state=EngineState.FAILING),))}, "backup", "failing"),
+        ({"volatile": a_volatile(flags=int(Flag.DRAINING))}, "draining", True),
+        ({"volatile": a_volatile(flags=int(Flag.LONELY))}, "down", "node"),
+        ({"volatile": a_volatile(flags=int(Flag.CONFLICT))}, "down", "node"),
+        ({"quarantined": True}, "down", "node"),
+        ({"state": Liveness.UNCONFIRMED}, "down", "unconfirmed"),
+        ({"state": Liveness.LATE}, "down", None),
+    ],
+)
+def test_what_a_node_says_decides_whether_it_is_up(over, field, value):
+    assert getattr(the_row(**over), field) == value
+
+
+def test_a_node_without_the_role_is_untrusted():
+    view = a_view(a_change("a"), members=(a_member("a", int(Role.ROUTER)),))
+    assert folded(view).rows[0].untrusted
+    assert decided(a_request(), folded(view)).record.excluded_counts == {"untrusted": 1}
+
+
+def test_a_suspect_node_backs_up_only_while_no_peer_is_fresh():
+    suspect = a_change("a", state=Liveness.SUSPECT)
+    alone = the_row(suspect)
+    assert (alone.down, alone.backup) == (None, "suspect")
+    both = folded(a_view(suspect, a_change("b", static=a_static(models=()))))
+    assert both.rows[0].down == "suspect"
+
+
+def test_unlike_lists_read_as_unknown():
+    row = the_row(volatile=a_volatile(engines=()))
+    assert (row.resident, row.in_flight, row.down, row.room_bytes) == (False, 0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "resident", "loading"),
+    [
+        (ModelState.RESIDENT, True, False),
+        (ModelState.LOADING, False, True),
+        (ModelState.SLEEPING, False, False),
+        (ModelState.UNLOADING, False, False),
+        (99, False, False),
+    ],
+)
+def test_only_resident_is_warm_and_a_load_under_way_counts_down(state, resident, loading):
+    residents = (ResidentModel(model=0, engine=0, state=state, load_left_ds=25),)
+    row = the_row(volatile=a_volatile(residents=residents))
+    assert (row.resident, row.loading) == (resident, loading)
+    if loading:
+        assert row.load_s == 2.5
+
+
+def test_a_model_not_in_memory_needs_an_engine_that_loads():
+    assert the_row(**cold()).loadable
+    static = a_static()
+    for policy in (LoadPolicy.FIXED, LoadPolicy.TOLD_BY_US):
+        engine = replace(static.engines[0], load_policy=policy)
+        row = the_row(static=replace(static, engines=(engine,)), volatile=a_volatile(residents=()))
+        assert not row.loadable
+
+
+def test_need_and_room_give_the_memory_factor():
+    row = the_row(**cold(kv_bytes_per_token=1000, ctx_served=8192, parallel=4))
+    need = 1.05 * 4096 * MIB + 1000 * 8192 * 4 + 300 * MIB
+    assert row.need_bytes == round(need)
+    assert row.room_bytes == 18_000 * MIB
+    scale = 0.05 * 24_576 * MIB
+    assert row.memory == pytest.approx(1 / (1 + math.exp(-(need - 18_000 * MIB) / scale)))
+    assert the_row(**cold(size_mib=None)).memory == 0.33
+
+
+def test_nine_of_eleven_gib_on_a_24_gib_card_costs_what_the_worked_example_says():
+    assert logistic((9 - 11) / 1.2) == pytest.approx(0.159, abs=0.001)
+    assert (logistic(-1e9), logistic(1e9)) == (0.0, 1.0)
+
+
+def test_offload_adds_ram_and_a_remote_host_has_no_limit():
+    static = a_static()
+    offload = replace(static.engines[0], flags=int(EngineFlag.ALLOW_OFFLOAD))
+    row = the_row(static=replace(static, engines=(offload,)), volatile=a_volatile(residents=()))
+    assert row.room_bytes == (18_000 + 16_384) * MIB
+    remote = replace(static.engines[0], flags=int(EngineFlag.REMOTE_HOST))
+    row = the_row(static=replace(static, engines=(remote,)), volatile=a_volatile(residents=()))
+    assert (row.room_bytes, row.memory, row.pressure, row.need_bytes) == (None, 0.0, 0.0, 0)
+
+
+def test_a_load_that_evicts_costs_more_than_one_that_finds_room():
+    models = (
+        ModelFacts(name="tiny", engine=0, size_mib=4096),
+        ModelFacts(name="other", engine=0, size_mib=20_000),
+    )
+    other = ResidentModel(model=1, engine=0, state=ModelState.RESIDENT, mem_mib=20_000, idle_s=10)
+
+    def switch(free: int, idle: int) -> float:
+        volatile = a_volatile(
+            residents=(replace(other, idle_s=idle),),
+            gpus=(GpuLoad(vram_free_mib=free, level=Level.NONE, score_c=0, state=GpuState.OK),),
+        )
+        fleet = folded(a_view(a_change("a", static=a_static(models=models), volatile=volatile)))
+        return next(row.switch for row in fleet.rows if row.model == "tiny")
+
+    assert switch(18_000, 10) == 0.0
+    assert switch(1_000, 10) > switch(1_000, 36_000) > 0.0
+
+
+def test_capabilities_known_at_both_levels_must_agree():
+    static = a_static()
+    engine = replace(static.engines[0], cap_known=0b0111, cap_has=0b0011)
+    model = ModelFacts(name="tiny", engine=0, cap_known=0b1110, cap_has=0b1010)
+    row = the_row(static=replace(static, engines=(engine,), models=(model,)))
+    assert row.cap_yes == 0b1011
+    assert row.cap_no == 0b0100
+
+
+def test_work_is_smoothed_once_per_record_and_carried_on():
+    def change(seq: int, work_ds: int):
+        load = EngineLoad(state=EngineState.READY, work_ds=work_ds)
+        return a_change("a", seq=seq, volatile=a_volatile(engines=(load,)))
+
+    first = folded(a_view(change(1, 100)))
+    assert first.rows[0].work_mean_s == 10.0
+    second = folded(a_view(change(2, 0)), previous=first)
+    assert (second.rows[0].work_s, second.rows[0].work_mean_s) == (0.0, 9.0)
+    again = folded(a_view(change(2, 0)), previous=second)
+    assert again.rows[0].work_mean_s == 9.0
+
+
+def test_folding_covers_own_work_that_the_new_record_shows():
+    live = Live(ledger=a_ledger())
+    fleet = folded(a_view(a_change("a")), live=live)
+    live.ledger.reserve(a_choice(fleet.rows[0]), NOW)
+    folded(a_view(a_change("a", seq=2, mono_ms=NOW - 100)), live=live)
+    assert live.ledger.owed
+    seen = SeenRouter(router=ME[:8], inst=live.ledger.inst, seq=1, accepted=1)
+    folded(a_view(a_change("a", seq=3, volatile=a_volatile(seen=(seen,)))), live=live)
+    assert not live.ledger.owed
+
+
+def disp(work: int) -> Dispatch:
+    return Dispatch(total=1, rps_c=1, work_c=work)
+
+
+def test_the_herd_multiplier_weighs_all_routers_by_their_work():
+    me = id16_of(ME)
+
+    def m_r(own: int | None, *others: int) -> float:
+        changes = [a_change("x", origin=me, volatile=a_volatile(disp=None if own is None else disp(own)))]
+        changes += [a_change(f"n{i}", volatile=a_volatile(disp=disp(work))) for i, work in enumerate(others)]
+        members = tuple(a_member(f"n{i}") for i in range(len(others)))
+        return herd_multiplier(a_view(*changes, members=members), POLICY)
+
+    assert m_r(100) == 3.0
+    assert m_r(100, 300) == 4.0
+    assert m_r(100, *[300] * 7) == 8.0
+    assert m_r(100, *[300] * 9) == 16.0
+    assert m_r(0, 300) == m_r(None, 300) == 8.0
+
+
+def test_routers_that_are_not_fresh_do_not_count():
+    me = id16_of(ME)
+    own = a_change("x", origin=me, volatile=a_volatile(disp=disp(100)))
+    late = a_change("a", state=Liveness.LATE, volatile=a_volatile(disp=disp(900)))
+    assert herd_multiplier(a_view(own, late, members=(a_member("a"),)), POLICY) == 3.0
+
+
+def learned(fleet: Fleet, name: str, *, pp: float, tg: float, n: int) -> Profiles:
+    """Profiles after ``n`` equal samples of the row of node ``name``."""
+    profiles = Profiles(ProfilePolicy())
+    key = next(row.profile_key for row in fleet.rows if row.node_name == name)
+    for number in range(n):
+        profiles.learn(
+            Outcome(
+                key=key,
+                at_ms=NOW + number,
+                result=Result.OK,
+                prompt_tokens=1000,
+                prompt_ms=1e6 / pp,
+                gen_tokens=101,
+                gen_ms=1e5 / tg,
+            )
+        )
+    return profiles
+
+
+def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal():
+    view = a_view(a_change("a"), a_change("b"))
+    untried = folded(view)
+    prior_s = untried.rows[0].token_s
+    profiles = learned(untried, "a", pp=300.0, tg=10.0, n=30)
+    fleet = folded(view, profiles)
+    a, b = fleet.rows
+    assert prior_s < 1 / 50
+    assert 1 / b.token_s == pytest.approx(10.0, rel=0.35)
+    assert 1 / a.token_s == pytest.approx(10.0, rel=0.35)
+
+
+def test_a_liar_is_ranked_by_observation_after_twenty_requests():
+    claim = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=150_000, gen_dtps=5_000)
+    honest = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=30_000, gen_dtps=1_000)
+    view = a_view(
+        a_change("a", static=a_static(profiles=(claim,))), a_change("b", static=a_static(profiles=(honest,)))
+    )
+    believed = folded(view)
+    assert chosen_node(decided(a_request(), believed)) == "a"
+    fleet = folded(view, learned(believed, "a", pp=1_500.0, tg=50.0, n=20))
+    assert 1 / fleet.rows[0].token_s == pytest.approx(50.0, rel=0.01)
+    assert chosen_node(decided(a_request(), fleet)) == "b"
+
+
+def test_a_path_like_or_broken_name_is_not_offered():
+    models = (
+        ModelFacts(name="a//b", engine=0),
+        ModelFacts(name="tiny", engine=7),
+        ModelFacts(name="ok", engine=0),
+    )
+    assert [row.model for row in folded(a_view(a_change("a", static=a_static(models=models)))).rows] == ["ok"]
+
+
+def test_aliases_of_a_manifest_reach_the_row_under_its_own_name():
+    models = (ModelFacts(name="tiny", engine=0, aliases=("chat",)),)
+    fleet = folded(a_view(a_change("a", static=a_static(models=models))))
+    decision = decided(a_request(model="chat"), fleet)
+    assert decision.chosen.model == "tiny"
+
+
+def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone():
+    ram = a_static(gpus=(), engines=(replace(a_static().engines[0], gpus=()),))
+    slow = a_change("a", static=ram, volatile=a_volatile(gpus=()))
+    fleet = folded(a_view(slow, a_change("b")))
+    for number in range(20):
+        assert chosen_node(decided(a_request(request_id=f"r{number}"), fleet)) == "b"
+
+
+def test_a_remote_request_pays_for_its_body_on_the_wire():
+    fleet = folded(a_view(a_change("a")))
+    light = decided(a_request(body_bytes=0), fleet).chosen.est
+    heavy = decided(a_request(body_bytes=20_000_000), fleet).chosen.est
+    assert light.net == pytest.approx(POLICY.rtt_s)
+    assert heavy.net == pytest.approx(POLICY.rtt_s + 0.2)
+    assert decided(a_request(), fleet, with_policy(POLICY, rtt_s=0.5)).chosen.est.net == 0.5

@@ -1,0 +1,197 @@
+"""The grammar of hints: what is understood, what is ignored, what refuses the request."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router_core.ids import node_id_of
+from router_core.placement.hints import Grants, HintFault, parse_hints, parse_ref
+from router_core.placement.reasons import HintOutcome
+from router_core.placement.request import Hints, Locality, Match, RequestClass
+from router_core.record.state import Capability
+from tests.support.fleets import id32
+
+NODE_ID = node_id_of(id32("a"))
+
+
+def parsed(*headers: tuple[str, str], body: object = None, **more: object) -> Hints:
+    hints = parse_hints(headers, None if body is None else json.dumps(body).encode(), **more)
+    assert isinstance(hints, Hints), hints
+    return hints
+
+
+def outcomes(hints: Hints) -> list[tuple[str, HintOutcome]]:
+    return [(note.hint, note.outcome) for note in hints.notes]
+
+
+def test_a_request_without_hints_has_the_defaults():
+    assert parse_hints([("content-type", "application/json")]) == Hints()
+
+
+def test_every_header_is_read():
+    hints = parsed(
+        ("x-pairmesh-prefer", f"@desk/ollama, {NODE_ID}"),
+        (
+            "x-pairmesh-require",
+            "node=@desk,!engine=vllm,cap=tools,cap=vision,label=room:attic,ctx>=8192,params>=7.5,bits>=4.5",
+        ),
+        ("x-pairmesh-locality", "host"),
+        ("x-pairmesh-class", "batch"),
+        ("x-pairmesh-slo-ttft-ms", "1500"),
+        ("x-pairmesh-slo-tpot-ms", "40"),
+        ("x-pairmesh-deadline-ms", "90000"),
+        ("x-pairmesh-expect-tokens", "0"),
+    )
+    assert [ref.text for ref in hints.prefer] == ["@desk/ollama", NODE_ID]
+    assert hints.prefer[0].endpoint == "ollama"
+    assert [ref.name for ref in hints.requires_node] == ["desk"]
+    assert hints.refuses_engine == ("vllm",)
+    assert hints.requires_label == (("room", "attic"),)
+    assert hints.requires_caps == Capability.TOOLS | Capability.VISION
+    assert (hints.ctx_least, hints.params_least_m, hints.bits_least) == (8192, 7500, 4.5)
+    assert hints.locality is Locality.HOST
+    assert hints.request_class is RequestClass.BATCH
+    assert (hints.slo_ttft_ms, hints.slo_tpot_ms, hints.deadline_ms) == (1500, 40, 90_000)
+    assert hints.expect_tokens == 0
+    assert hints.notes == ()
+
+
+def test_the_body_says_the_same_and_a_header_beats_it():
+    hints = parsed(
+        ("x-pairmesh-class", "background"),
+        body={"class": "batch", "prefer": "@desk", "expect_tokens": 7, "session": "abc"},
+    )
+    assert hints.request_class is RequestClass.BACKGROUND
+    assert [ref.name for ref in hints.prefer] == ["desk"]
+    assert hints.expect_tokens == 7
+    assert hints.session == "abc"
+
+
+def test_a_repeated_list_is_joined_and_a_repeated_scalar_is_malformed():
+    hints = parsed(
+        ("x-pairmesh-prefer", "@one"),
+        ("x-pairmesh-prefer", "@two"),
+        ("x-pairmesh-class", "batch"),
+        ("x-pairmesh-class", "batch"),
+    )
+    assert [ref.name for ref in hints.prefer] == ["one", "two"]
+    assert hints.request_class is RequestClass.INTERACTIVE
+    assert outcomes(hints) == [("class", HintOutcome.IGNORED_MALFORMED)]
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        "node=", "node=desk", "node>=@desk", "node=@desk,", "nodes=@desk", "cap=flying", "!cap=tools", "ctx=4096",
+        "ctx>=-1", "!ctx>=1", "label=room", "engine=OLLAMA", "bits>=four", "@desk", "", ",".join(["cap=tools"] * 17),
+    ],
+)  # fmt: skip
+def test_a_malformed_requirement_refuses_the_request(term):
+    fault = parse_hints([("x-pairmesh-require", term)])
+    assert isinstance(fault, HintFault)
+    assert fault.hint == "require"
+    assert term == "" or term not in fault.detail
+
+
+@pytest.mark.parametrize("value", ["here", "HOST", "", "mesh,host"])
+def test_a_malformed_locality_refuses_the_request(value):
+    assert isinstance(parse_hints([("x-pairmesh-locality", value)]), HintFault)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("prefer", "desk"), ("prefer", ",".join(["@a"] * 9)), ("prefer", "@a,,@b"), ("class", "urgent"),
+        ("match", "loose"), ("slo-ttft-ms", "0"), ("slo-ttft-ms", "3600001"), ("slo-tpot-ms", "fast"),
+        ("deadline-ms", "1.5"), ("expect-tokens", "-1"), ("expect-tokens", "1000001"),
+    ],
+)  # fmt: skip
+def test_a_malformed_advisory_hint_is_ignored_and_noted(header, value):
+    hints = parsed((f"x-pairmesh-{header}", value))
+    assert [note.outcome for note in hints.notes] == [HintOutcome.IGNORED_MALFORMED]
+    assert hints.prefer == ()
+    assert hints.match is Match.EXACT
+    assert value not in repr(hints.notes)
+
+
+def test_unknown_keys_are_ignored_and_counted_without_their_names():
+    hints = parsed(("x-pairmesh-colour", "red"), body={"secret-key": "x"})
+    assert outcomes(hints) == [
+        ("pairmesh", HintOutcome.IGNORED_UNKNOWN),
+        ("header", HintOutcome.IGNORED_UNKNOWN),
+    ]
+    assert "secret-key" not in repr(hints)
+
+
+def test_transport_headers_of_the_mesh_are_no_hints():
+    assert parsed(("x-pairmesh-route", "v=1"), ("x-pairmesh-state", "abc")) == Hints()
+
+
+@pytest.mark.parametrize("body", [b"[]", b"nope", b'"prefer"', b"{" + b" " * 4096 + b"}", b"[" * 3000])
+def test_a_body_object_that_cannot_be_read_refuses_the_request(body):
+    assert isinstance(parse_hints([], body), HintFault)
+
+
+def test_hint_headers_beyond_the_limit_refuse_the_request():
+    assert isinstance(parse_hints([("x-pairmesh-prefer", "@a" + " " * 4100)]), HintFault)
+
+
+def test_wrong_types_in_the_body_are_malformed():
+    hints = parsed(body={"prefer": ["@desk"], "expect_tokens": True, "class": 3, "deadline_ms": None})
+    assert {note.hint for note in hints.notes} == {"prefer", "expect_tokens", "class"}
+    assert isinstance(parse_hints([], b'{"require": ["node=@desk"]}'), HintFault)
+
+
+def test_a_caller_gets_no_more_than_it_was_granted():
+    grants = Grants(prefer=False, class_cap=RequestClass.BATCH, locality_cap=Locality.HOST)
+    hints = parsed(("x-pairmesh-prefer", "@desk"), ("x-pairmesh-match", "any"), grants=grants)
+    assert hints.prefer == ()
+    assert hints.match is Match.EXACT
+    assert hints.request_class is RequestClass.BATCH
+    assert hints.locality is Locality.HOST
+    assert ("prefer", HintOutcome.IGNORED_UNAUTHORISED) in outcomes(hints)
+    assert ("class", HintOutcome.CLAMPED) in outcomes(hints)
+
+
+def test_leaving_the_mesh_is_clamped_to_the_mesh():
+    hints = parsed(("x-pairmesh-locality", "any"))
+    assert hints.locality is Locality.MESH
+    assert outcomes(hints) == [("locality", HintOutcome.CLAMPED)]
+
+
+def test_session_comes_from_its_header_then_named_ones_then_the_body():
+    own, named = ("x-session-id", "own"), ("x-claude-code-session-id", "named")
+    names = ("x-claude-code-session-id",)
+    assert parsed(named, own, session_headers=names).session == "own"
+    assert parsed(own, named, session_headers=names).session == "own"
+    assert parsed(named, session_headers=names, body={"session": "body"}).session == "named"
+    assert parsed(body={"session": "body"}).session == "body"
+    assert parsed(("x-session-id", "has space")).session is None
+
+
+@pytest.mark.parametrize(
+    "text", ["desk", "@", "@Desk", "@desk/", "@desk/Ollama", NODE_ID[:-1], NODE_ID + "a", "@a/b/c"]
+)
+def test_a_reference_is_a_full_id_or_a_name(text):
+    assert parse_ref(text) is None
+
+
+_NAMES = st.sampled_from(
+    ["prefer", "require", "match", "locality", "class", "slo-ttft-ms", "deadline-ms", "expect-tokens", "zzz"]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(_NAMES.map("x-pairmesh-".__add__), st.text(max_size=40)), max_size=6),
+    st.one_of(st.none(), st.binary(max_size=60)),
+)
+def test_anything_a_client_sends_gives_hints_or_a_fault(headers, body):
+    hints = parse_hints(headers, body)
+    assert isinstance(hints, Hints | HintFault)
+    if isinstance(hints, Hints):
+        assert len(hints.prefer) <= 8
+        assert hints.locality is not Locality.ANY
+        assert hints.match is Match.EXACT

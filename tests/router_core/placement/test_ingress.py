@@ -1,0 +1,111 @@
+"""The serving node's last word, one test per cause, on what is true at this moment."""
+
+import pytest
+
+from router_core.ids import Id8
+from router_core.placement.admission import Gate
+from router_core.placement.fleet import Live
+from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
+from router_core.placement.reasons import Cause
+from router_core.placement.request import Pin
+from router_core.placement.sessions import Sessions, session_key
+from router_core.record.state import Dialect
+from tests.support.fleets import NOW, a_fleet, a_ledger, a_row
+
+
+def asked(**over) -> IngressAsk:
+    fields = {
+        "endpoint": "llamacpp",
+        "model": "tiny",
+        "dialect": int(Dialect.CHAT),
+        "resident": True,
+        "wait_ms": 500,
+        "left_ms": 60_000,
+    }
+    return IngressAsk(**(fields | over))
+
+
+def mine(**over):
+    return a_row("me", is_self=True, **over)
+
+
+@pytest.mark.parametrize(
+    ("row", "ask", "cause"),
+    [
+        ({}, {}, None),
+        ({"draining": True}, {}, Cause.DRAINING),
+        ({}, {"model": "other"}, Cause.MODEL_ABSENT),
+        ({}, {"endpoint": "other"}, Cause.MODEL_ABSENT),
+        ({}, {"model": "no name"}, Cause.MODEL_ABSENT),
+        ({}, {"dialect": int(Dialect.RERANK)}, Cause.MODEL_ABSENT),
+        ({"down": "engine"}, {}, Cause.MODEL_ABSENT),
+        ({"resident": False, "loadable": False}, {}, Cause.MODEL_ABSENT),
+        ({"foreign": 12}, {}, Cause.QUEUE_FULL),
+        ({"gate": Gate.SHUT}, {}, Cause.PRESSURE),
+        ({"gate": Gate.SHUT}, {"wait_ms": 60_000}, Cause.PRESSURE),
+        ({"gate": Gate.SOFT}, {}, Cause.PRESSURE),
+        ({"gate": Gate.SOFT}, {"wait_ms": 60_000}, None),
+        ({"resident": False, "loads": False}, {"resident": False}, Cause.PRESSURE),
+        ({"resident": False}, {}, Cause.COLD),
+        ({"resident": False}, {"resident": False}, None),
+        ({"resident": False}, {"wait_ms": 5_000}, None),
+        ({"resident": False}, {"wait_ms": 60_000}, None),
+    ],
+)
+def test_admission_names_its_cause(row, ask, cause):
+    assert admit(asked(**ask), a_fleet(mine(**row)), NOW) is cause
+
+
+def test_a_row_of_another_node_is_never_admitted():
+    assert admit(asked(), a_fleet(a_row("a")), NOW) is Cause.MODEL_ABSENT
+
+
+def test_live_work_decides_over_what_was_published():
+    ledger = a_ledger()
+    fleet = a_fleet(mine(slots=1), live=Live(ledger=ledger))
+    assert admit(asked(), fleet, NOW) is None
+    first = ledger.local.start("llamacpp", 4.0, NOW)
+    assert admit(asked(), fleet, NOW) is Cause.WAIT_EXCEEDED
+    assert admit(asked(wait_ms=4_000), fleet, NOW) is None
+    assert admit(asked(), fleet, NOW + 3_600) is None
+    for _ in range(2):
+        ledger.local.start("llamacpp", 4.0, NOW)
+    assert admit(asked(wait_ms=60_000), fleet, NOW) is Cause.QUEUE_FULL
+    ledger.local.finish(first)
+    assert admit(asked(wait_ms=60_000), fleet, NOW) is None
+
+
+def test_what_came_in_is_booked_at_the_speed_of_its_row():
+    fleet = a_fleet(mine(pp=1000, tg=50))
+    row = own_row(fleet, "llamacpp", "tiny")
+    assert row is not None
+    assert service_s(row, 500, 100) == pytest.approx(2.5)
+    fleet.live.ledger.local.accepted(Id8(b"\x05" * 8), 3, 9, NOW)
+    assert fleet.live.ledger.local.seen(NOW)[0].seq == 9
+
+
+def pin(endpoint: str, at_ms: int = NOW) -> Pin:
+    return Pin(endpoint=endpoint, model="tiny", tokens=10, at_ms=at_ms)
+
+
+def test_sessions_are_found_until_they_age_out():
+    sessions = Sessions()
+    key = session_key("chat-1", b"secret")
+    sessions.pin(key, pin("a"))
+    assert sessions.find(key, NOW + 600_000) == pin("a")
+    assert sessions.find(key, NOW + 600_001) is None
+    assert len(sessions) == 0
+
+
+def test_the_table_of_sessions_is_bounded():
+    sessions = Sessions(kept=10)
+    for number in range(1000):
+        sessions.pin(session_key(str(number), b"s"), pin(str(number)))
+    assert len(sessions) == 10
+    assert sessions.find(session_key("999", b"s"), NOW) is not None
+    assert sessions.find(session_key("1", b"s"), NOW) is None
+
+
+def test_a_session_key_depends_on_the_secret_and_hides_the_session():
+    assert session_key("abc", b"one") != session_key("abc", b"two")
+    assert len(session_key("a" * 128, b"x" * 64)) == 8

@@ -1,0 +1,168 @@
+"""The worked example of the scoring formulas, number by number, and the two-node case that must never go wrong."""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from router_core.placement.choose import draw_weights, near_ties, seed_of
+from router_core.placement.decide import decide
+from router_core.placement.fleet import Live
+from router_core.placement.record import Candidate, Decision
+from router_core.placement.rows import logistic
+from router_core.placement.survey import survey
+from tests.support.fleets import (
+    GIB,
+    NOW,
+    POLICY,
+    a_choice,
+    a_fleet,
+    a_ledger,
+    a_request,
+    a_row,
+    chosen_node,
+    decided,
+)
+
+NET = replace(POLICY, rtt_s=0.010)
+REQUEST = a_request(text_bytes=round(1200 * 3.6))
+
+
+def row_a():
+    return a_row(
+        "a", pp=6000, tg=120, work_s=6.0, work_mean_s=6.0, taken_ms=NOW - 600, in_flight=3, pressure=0.10
+    )
+
+
+def row_b():
+    return a_row("b", pp=1500, tg=10, taken_ms=NOW - 400)
+
+
+def row_c():
+    return a_row(
+        "c",
+        pp=3500,
+        tg=70,
+        slots=2,
+        resident=False,
+        load_s=8.0,
+        s_speed=0.5,
+        s_gen=0.5,
+        s_load=0.5,
+        taken_ms=NOW - 800,
+        pressure=0.10,
+        need_bytes=9 * GIB,
+        room_bytes=11.0 * GIB,
+        memory=logistic((9 - 11) / (0.05 * 24)),
+        switch=1 - math.exp(-6 / 20),
+    )
+
+
+def row_d(pressure: float = 0.20):
+    return a_row("d", pp=4000, tg=90, pressure=pressure)
+
+
+def row_e():
+    return a_row("e", pp=3600, tg=58)
+
+
+def the_fleet(pressure_of_d: float = 0.20):
+    ledger = a_ledger()
+    ledger.reserve(a_choice(a_row("a"), prefill_s=0.5, decode_s=0.5), NOW)
+    return a_fleet(row_a(), row_b(), row_c(), row_d(pressure_of_d), row_e(), live=Live(ledger=ledger))
+
+
+def by_name(decision: Decision) -> dict[str, Candidate]:
+    order = {row.key: row.node_name for row in the_fleet().rows}
+    return {order[candidate.row]: candidate for candidate in decision.record.candidates}
+
+
+EXPECTED = {
+    "a": (1.650, 1.860, 0.0108, 4.633, 0.415, 0.0, 0.0, 0.10, 0.190, 0.242),
+    "b": (0.0, 0.810, 0.1000, 26.410, 0.500, 0.0, 0.0, 0.05, 0.787, 0.336),
+    "c": (0.0, 8.353, 0.0143, 12.010, 1.000, 0.159, 0.259, 0.10, 0.584, 0.644),
+    "d": (0.0, 0.310, 0.0111, 3.154, 0.000, 0.0, 0.0, 0.20, 0.0, 0.030),
+    "e": (0.0, 0.343, 0.0172, 4.757, 0.000, 0.0, 0.0, 0.05, 0.203, 0.028),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_number_of_the_worked_example_comes_out(name):
+    candidate = by_name(decided(REQUEST, the_fleet(), NET))[name]
+    est, f = candidate.est, candidate.f
+    found = (
+        est.wait,
+        est.ttft,
+        est.tpot,
+        est.ect,
+        f.slo,
+        f.memory,
+        f.switch,
+        f.pressure,
+        f.speed,
+        candidate.score,
+    )
+    assert found == pytest.approx(EXPECTED[name], abs=0.001)
+
+
+def test_c_is_vetoed_and_e_dominates_a_and_b():
+    found = by_name(decided(REQUEST, the_fleet(), NET))
+    assert found["c"].out == "veto"
+    assert found["a"].out == found["b"].out == f"dominated:{row_e().key}"
+    assert found["d"].out is None
+    assert found["e"].out is None
+
+
+def test_d_and_e_share_the_draw_by_what_they_sustain():
+    seen = survey(REQUEST, the_fleet(), NET, NOW)
+    tied = near_ties(
+        sorted((row for row in seen.scored if row.row.node_name in "de"), key=lambda s: s.score), NET
+    )
+    weights = dict(zip([row.row.node_name for row in tied], draw_weights(tied, seen.need), strict=True))
+    assert weights["d"] == pytest.approx(1.001, abs=0.001)
+    assert weights["e"] == pytest.approx(0.659, abs=0.001)
+    assert weights["d"] / sum(weights.values()) == pytest.approx(0.603, abs=0.001)
+
+
+def test_the_draw_follows_its_weights_over_many_requests():
+    fleet, drawn = the_fleet(), 0
+    for number in range(2000):
+        decision = decided(a_request(request_id=f"r{number}", text_bytes=4320), fleet, NET)
+        assert chosen_node(decision) in ("d", "e")
+        drawn += chosen_node(decision) == "d"
+    assert drawn / 2000 == pytest.approx(0.603, abs=0.035)
+
+
+def test_alternatives_name_what_spoke_against_them():
+    fleet = the_fleet()
+    decision = next(
+        found
+        for number in range(50)
+        if chosen_node(found := decided(a_request(request_id=f"r{number}"), fleet, NET)) == "d"
+    )
+    names = {row.key: row.node_name for row in fleet.rows}
+    found = [(names[other.row], other.top_factor) for other in decision.record.alternatives]
+    assert found == [("e", "speed"), ("a", "slo"), ("b", "slo")]
+    assert decision.record.margin == pytest.approx(0.028 - 0.030, abs=0.001)
+
+
+def test_a_busy_video_node_leaves_the_choice_to_e_alone():
+    fleet = the_fleet(pressure_of_d=0.70)
+    for number in range(50):
+        decision = decided(a_request(request_id=f"r{number}"), fleet, NET)
+        assert chosen_node(decision) == "e"
+    assert by_name(decision)["d"].score == pytest.approx(0.105, abs=0.001)
+
+
+def test_of_two_idle_nodes_the_fast_one_is_taken_in_a_thousand_of_a_thousand():
+    fleet = a_fleet(a_row("slow", tg=10.34, pp=10.34 * 30), a_row("fast", tg=57.69, pp=57.69 * 30))
+    rng = Random(3)
+    for number in range(1000):
+        request = a_request(request_id=f"seed-{number}", text_bytes=200)
+        assert chosen_node(decide(request, fleet, POLICY, NOW, rng)) == "fast"
+
+
+def test_the_seed_is_a_hash_of_request_and_attempt():
+    assert seed_of("r1", 1) == seed_of("r1", 1)
+    assert len({seed_of("r1", 1), seed_of("r1", 2), seed_of("r2", 1)}) == 3

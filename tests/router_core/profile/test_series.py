@@ -1,0 +1,83 @@
+"""Learning one quantity in logarithms: means, spreads, outliers, shrinkage."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router_core.policy.profile import ProfilePolicy
+from router_core.profile.series import EMPTY, Series, fold_sample, shrunk
+
+POLICY = ProfilePolicy()
+
+
+def after(*samples: float) -> Series:
+    series = EMPTY
+    for sample in samples:
+        series = fold_sample(series, sample, POLICY)
+    return series
+
+
+def test_nothing_learned_is_none():
+    assert EMPTY.value is None
+
+
+def test_the_first_samples_are_averaged_plainly_in_logarithms():
+    assert after(50, 100, 200).value == pytest.approx(100.0)
+    assert after(50, 100, 200).n == 3
+
+
+def test_later_samples_weigh_a_tenth():
+    series = after(*[100.0] * 20)
+    assert fold_sample(series, 120.0, POLICY).mean == pytest.approx(math.log(100) + 0.1 * math.log(1.2))
+
+
+def test_spread_is_fixed_until_ten_samples_then_measured_within_bounds():
+    assert EMPTY.spread(POLICY) == 0.7
+    assert after(*[100.0] * 9).spread(POLICY) == 0.5
+    assert after(*[100.0] * 10).spread(POLICY) == 0.1
+    rng = Random(4)
+    noisy = after(*[100.0 * math.exp(rng.gauss(0, 0.3)) for _ in range(400)])
+    assert noisy.spread(POLICY) == pytest.approx(0.3, abs=0.12)
+
+
+def test_an_outlier_is_rejected_and_three_in_a_row_are_believed():
+    series = after(*[100.0] * 20)
+    once = fold_sample(series, 10.0, POLICY)
+    assert (once.n, once.mean) == (20, series.mean)
+    back = fold_sample(once, 100.0, POLICY)
+    assert (back.n, back.streak) == (21, 0)
+    third = after(*[100.0] * 20, 10.0, 10.0, 10.0)
+    assert third.n == 21
+    assert third.value < 100.0
+
+
+def test_outliers_on_both_sides_do_not_add_up():
+    series = after(*[100.0] * 20)
+    for sample in (10.0, 1000.0) * 5:
+        series = fold_sample(series, sample, POLICY)
+    assert series.n == 20
+
+
+def test_a_lasting_change_is_followed():
+    series = after(*[100.0] * 20, *[25.0] * 60)
+    assert series.value == pytest.approx(25.0, rel=0.05)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
+def test_no_sample_breaks_a_series(samples):
+    series = after(*samples)
+    assert math.isfinite(series.mean)
+    assert series.var >= 0.0
+    assert 0.1 <= series.spread(POLICY) <= 0.7
+
+
+def test_shrinkage_mixes_in_logarithms():
+    series = Series(n=5, mean=math.log(200.0))
+    assert shrunk(series, 50.0, 5.0) == pytest.approx(100.0)
+    assert shrunk(EMPTY, 50.0, 5.0) == pytest.approx(50.0)
+    assert shrunk(EMPTY, 50.0, 0.0) == 50.0
+    assert shrunk(series, 50.0, 0.0) == pytest.approx(200.0)

@@ -1,0 +1,140 @@
+"""Changes in, next snapshot out; the old snapshot stays as it was."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from router_core.ids import NodeName, id16_of
+from router_core.record.membership import Liveness
+from router_core.record.state import Flag, ModelFacts, Role
+from router_core.view.fold import empty, fold
+from router_core.view.freshness import is_stale
+from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
+from tests.support.fleets import ME, NOW
+
+A, B = a_member("a"), a_member("b")
+MEMBERS = {A.id16: A, B.id16: B}
+
+
+def test_a_change_replaces_the_whole_picture_of_its_origin():
+    view = a_view(a_change("a"))
+    later = fold(view, [a_change("a", seq=2, mono_ms=NOW)], MEMBERS, NOW)
+    assert (later.gen, later.nodes[A.id16].seq) == (view.gen + 1, 2)
+    assert view.nodes[A.id16].seq == 1
+    assert later.nodes[A.id16].age_ms(NOW + 700) == 700
+
+
+@pytest.mark.parametrize("state", [Liveness.GONE, Liveness.LEFT, Liveness.REMOVED])
+def test_a_node_that_went_leaves_the_snapshot(state):
+    view = a_view(a_change("a"), a_change("b"))
+    later = fold(view, [a_change("a", state=state)], MEMBERS, NOW)
+    assert set(later.nodes) == {B.id16}
+    assert [ref.node for ref in later.named("tiny")] == [B.id16]
+
+
+def test_a_removed_member_leaves_without_a_change_of_its_own():
+    view = a_view(a_change("a"), a_change("b"))
+    assert set(fold(view, [], {B.id16: B}, NOW).nodes) == {B.id16}
+
+
+def test_a_stranger_never_enters():
+    assert fold(empty(ME, NodeName("me")), [a_change("a")], {}, NOW).nodes == {}
+
+
+def test_the_own_node_stays_whatever_roster_and_links_say():
+    me = id16_of(ME)
+    lonely = a_volatile(flags=int(Flag.LONELY | Flag.CONFLICT))
+    view = fold(empty(ME, NodeName("me")), [a_change("a", origin=me, volatile=lonely)], {}, NOW)
+    assert view.own is not None
+    assert (view.own.name, view.own.is_self, view.own.routable, view.own.lonely) == ("me", True, True, True)
+    gone = fold(view, [a_change("a", origin=me, state=Liveness.REMOVED)], {}, NOW)
+    assert gone.own is not None
+
+
+def test_a_new_role_is_judged_at_once():
+    view = a_view(a_change("a"))
+    assert view.nodes[A.id16].routable
+    watcher = replace(A, roles=int(Role.OBSERVER))
+    assert not fold(view, [], {A.id16: watcher}, NOW).nodes[A.id16].routable
+
+
+@pytest.mark.parametrize(
+    ("over", "routable"),
+    [
+        ({}, True),
+        ({"state": Liveness.LATE}, True),
+        ({"state": Liveness.SUSPECT}, False),
+        ({"state": Liveness.UNCONFIRMED}, False),
+        ({"static": None}, False),
+        ({"volatile": None}, False),
+        ({"quarantined": True}, False),
+        ({"volatile": a_volatile(flags=int(Flag.DRAINING))}, False),
+        ({"volatile": a_volatile(flags=int(Flag.LONELY))}, False),
+        ({"volatile": a_volatile(flags=int(Flag.CONFLICT))}, False),
+        ({"volatile": a_volatile(flags=int(Flag.NO_LOAD | Flag.DEGRADED))}, True),
+    ],
+)
+def test_routable_needs_freshness_records_and_no_flag_against_it(over, routable):
+    assert a_view(a_change("a", **over)).nodes[A.id16].routable is routable
+
+
+def test_the_index_finds_names_aliases_and_digests():
+    digest = bytes(range(32))
+    models = (
+        ModelFacts(name="tiny", engine=0, aliases=("small", "tiny")),
+        ModelFacts(name="other", engine=0, digest=digest),
+    )
+    view = a_view(a_change("a", static=a_static(models=models)), a_change("b"))
+    assert {ref.node for ref in view.named("tiny")} == {A.id16, B.id16}
+    assert [(ref.node, ref.model) for ref in view.named("small")] == [(A.id16, 0)]
+    assert [ref.model for ref in view.with_digest(digest)] == [1]
+    assert view.named("Tiny") == ()
+
+
+def test_the_index_is_kept_while_offers_do_not_move():
+    view = a_view(a_change("a"))
+    static = view.nodes[A.id16].static
+    same = fold(view, [a_change("a", seq=2, static=static)], MEMBERS, NOW)
+    assert same.by_name is view.by_name
+    moved = fold(view, [a_change("a", seq=3, static=a_static(models=()))], MEMBERS, NOW)
+    assert moved.named("tiny") == ()
+    assert view.named("tiny") != ()
+
+
+def test_age_is_computed_by_the_reader_and_never_negative():
+    node = a_view(a_change("a", mono_ms=5_000, base_ms=-1_000)).nodes[A.id16]
+    assert node.taken_ms == 4_000
+    assert node.age_ms(4_500) == 500
+    assert node.age_ms(3_000) == 0
+    assert node.period_ms == 1_000
+
+
+def test_five_periods_make_a_picture_stale():
+    assert not is_stale(5_000, 1_000)
+    assert is_stale(5_001, 1_000)
+
+
+_changes = st.lists(
+    st.builds(
+        a_change,
+        st.sampled_from("ab"),
+        seq=st.integers(1, 9),
+        state=st.sampled_from(list(Liveness)),
+        static=st.sampled_from([None, a_static(), a_static(models=())]),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_changes)
+def test_folding_one_by_one_or_all_at_once_is_the_same(changes):
+    at_once = fold(empty(ME, NodeName("me")), changes, MEMBERS, NOW)
+    stepped = empty(ME, NodeName("me"))
+    for change in changes:
+        stepped = fold(stepped, [change], MEMBERS, NOW)
+    assert stepped.nodes == at_once.nodes
+    assert set(stepped.by_name) == set(at_once.by_name)
+    for name, refs in at_once.by_name.items():
+        assert sorted(map(repr, stepped.by_name[name])) == sorted(map(repr, refs))
