@@ -97,7 +97,7 @@ def load_identity(
         _put_aside(state)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key_path = folder / "key.pem"
-    known = any((state / trace).exists() for trace in _TRACES)
+    known = not new and any((state / trace).exists() for trace in _TRACES)
     if credential is not None:
         key, key_path = read_credential(credential)
         if not known:

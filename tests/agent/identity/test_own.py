@@ -12,6 +12,7 @@ from agent.identity.own import FORMER_MESHES, MeshFile, load_identity, read_mach
 from agent.identity.tls import OwnFiles, context
 from agent.store.checked import read_checked
 from agent.store.folders import RefuseToStart
+from agent.store.marks import Marks
 from router_core.ids import MeshId
 from router_core.trust.mesh_choice import MeshClaim
 from router_core.trust.statements import FULL_MEMBER
@@ -156,12 +157,13 @@ def test_a_folder_copied_to_another_host_refuses_until_someone_decides(tmp_path)
 def test_a_new_identity_puts_the_old_one_and_its_roster_aside(tmp_path):
     first = load(tmp_path)
     (tmp_path / "roster").mkdir()
+    Marks(tmp_path).save_epoch(7)
     second = load(tmp_path, b"another host", new=True)
     assert second.node_id != first.node_id
     assert second.mesh.mesh_id != first.mesh.mesh_id
     assert load(tmp_path, b"another host").node_id == second.node_id
     names = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())
-    assert names == ["identity", "identity.former", "roster.former"]
+    assert names == ["epoch", "identity", "identity.former", "roster.former"]
 
 
 def test_without_a_machine_id_the_host_is_not_checked(tmp_path):
