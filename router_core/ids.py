@@ -30,17 +30,6 @@ def id32_of_key(key32: bytes) -> Id32:
     return Id32(sha256(SPKI_PREFIX + key32).digest())
 
 
-def key32_in(der: bytes, id32: Id32) -> bytes | None:
-    """The raw public key behind ``id32`` inside a certificate, found by its hash, or None."""
-    at = der.find(SPKI_PREFIX)
-    while at >= 0:
-        key32 = der[at + len(SPKI_PREFIX) : at + len(SPKI_PREFIX) + 32]
-        if id32_of_key(key32) == id32:
-            return key32
-        at = der.find(SPKI_PREFIX, at + 1)
-    return None
-
-
 def node_id_of(id32: Id32) -> NodeId:
     """The 52-character lower-case base32 form of a 32-byte id."""
     return NodeId(base64.b32encode(id32).decode("ascii").rstrip("=").lower())

@@ -4,8 +4,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from router_core.errors import LocalMisuse
-from router_core.ids import Id16, Id32, NodeId, NodeName, key32_in, node_id_of
+from router_core.ids import Id16, Id32, NodeId, NodeName, node_id_of
 from router_core.record.state import Static, Volatile
 
 
@@ -37,14 +36,6 @@ class Member(Struct, frozen=True, gc=False, kw_only=True):
     @property
     def node_id(self) -> NodeId:
         return node_id_of(self.id32)
-
-    @property
-    def key32(self) -> bytes:
-        """The raw Ed25519 public key in ``der``; raises ``LocalMisuse`` if it is not the one of ``id32``."""
-        key32 = key32_in(self.der, self.id32)
-        if key32 is None:
-            raise LocalMisuse(f"the certificate of {self.node_id} holds another key")
-        return key32
 
 
 class ViewChange(Struct, frozen=True, gc=False, kw_only=True):

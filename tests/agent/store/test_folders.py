@@ -23,10 +23,10 @@ def test_else_they_lie_below_the_xdg_folders():
 
 
 def test_else_below_the_home_folder_and_the_runtime_one_below_the_state():
-    found = Folders.from_env({"HOME": "/home/ada"})
-    assert found.state == Path("/home/ada/.local/state/pairmesh")
+    found = Folders.from_env({"HOME": "/h/ada"})
+    assert found.state == Path("/h/ada/.local/state/pairmesh")
     assert found.runtime == found.state / "run"
-    assert found.config == Path("/home/ada/.config/pairmesh")
+    assert found.config == Path("/h/ada/.config/pairmesh")
     assert found.admin_socket == found.runtime / "admin.sock"
 
 
