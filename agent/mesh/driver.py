@@ -18,7 +18,7 @@ from aiohttp import web
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Failed, Tasks
-from agent.mesh.addresses import AddressBook, Endpoint, IpAddress
+from agent.mesh.addresses import AddressBook, Endpoint, IpAddress, endpoints_of
 from agent.mesh.dialling import Outcome
 from agent.mesh.inbox import Inbox
 from agent.mesh.link import Link
@@ -270,6 +270,10 @@ class Driver:
         """Discovery saw ``node_id``; of a member, the back-off starts over."""
         if self._book.sight(node_id, endpoints):
             self._inbox.put(PeerSighted(id16_of(id32_of(node_id))))
+
+    def addresses_told(self, node_id: NodeId, addrs: Sequence[Address]) -> None:
+        """Somebody's own file says where it is, perhaps before it is a member."""
+        self.sighted(node_id, endpoints_of(addrs))
 
     def fresh_state(self) -> Sealed | None:
         """The newest own sealed V, publishing one first if the event bucket allows; None before the first."""

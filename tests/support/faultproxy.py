@@ -43,7 +43,10 @@ class FaultProxy:
     ) -> None:
         self.target = target
         self.accepted = 0
+        self.hidden = 0
+        """Grows while the end of a side is hidden from the other."""
         self.passed: dict[Direction, int] = {"up": 0, "down": 0}
+        self.swallowed: dict[Direction, int] = {"up": 0, "down": 0}
         self._host = host
         self._sleep = sleep
         self._faults: dict[Direction, _Fault] = {"up": _Fault(), "down": _Fault()}
@@ -149,19 +152,31 @@ class FaultProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
     ) -> None:
         fault = self._faults[direction]
-        while piece := await reader.read(fault.size):
-            if fault.delay_s or fault.every_s:
-                await self._sleep(fault.delay_s + fault.every_s)
-            if fault.cut:
-                continue
-            start, self.passed[direction] = self.passed[direction], self.passed[direction] + len(piece)
-            at = fault.corrupt_at
-            if at is not None and start <= at < start + len(piece):
-                piece = piece[: at - start] + bytes([piece[at - start] ^ 1]) + piece[at - start + 1 :]
-                fault.corrupt_at = None
-            writer.write(piece)
-            await writer.drain()
+        while data := await reader.read(_PIECE):
+            while data:
+                piece, data = data[: fault.size], data[fault.size :]
+                if fault.delay_s or fault.every_s:
+                    await self._sleep(fault.delay_s + fault.every_s)
+                if fault.cut:
+                    self.swallowed[direction] += len(piece)
+                    continue
+                writer.write(self._corrupted(piece, direction))
+                await writer.drain()
         while self._hide_ends:
+            self.hidden += 1
             await asyncio.sleep(0.02)
         with contextlib.suppress(OSError, RuntimeError):
             writer.write_eof()
+
+    def _corrupted(self, piece: bytes, direction: Direction) -> bytes:
+        """``piece`` as it goes on: with the one byte flipped if that is in it."""
+        fault = self._faults[direction]
+        start = self.passed[direction]
+        self.passed[direction] += len(piece)
+        at = fault.corrupt_at
+        if at is None or not start <= at < start + len(piece):
+            return piece
+        fault.corrupt_at = None
+        flipped = bytearray(piece)
+        flipped[at - start] ^= 1
+        return bytes(flipped)
