@@ -59,10 +59,11 @@ def _out_rank(scored: Scored) -> int:
 
 def _veto(rows: list[Scored], policy: PlacementPolicy) -> None:
     above, below = policy.veto_above, policy.veto_needs_below
-    bad = [row for row in rows if worst(row.f) > above]
-    if bad and any(worst(row.f) < below for row in rows):
-        for row in bad:
-            row.out = "veto"
+    costs = [worst(row.f) for row in rows]
+    if max(costs) > above and min(costs) < below:
+        for row, cost in zip(rows, costs, strict=True):
+            if cost > above:
+                row.out = "veto"
 
 
 def worst(f: Factors) -> float:

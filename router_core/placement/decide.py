@@ -4,7 +4,6 @@
 equal inputs choose equally. Refuses to dispatch: whoever routes reserves in the ledger in the same step.
 """
 
-import base64
 from functools import lru_cache
 from random import Random
 
@@ -37,6 +36,8 @@ _ALTERNATIVES = 3
 _FULL_ONE_IN = 16
 _WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
+_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+_BASE32_PAIRS = [first + second for first in _BASE32 for second in _BASE32]
 
 
 def decide(
@@ -48,7 +49,7 @@ def decide(
     few = len(seen.scored) + len(seen.reserves) <= policy.candidates_kept
     full = few or request.attempt > 1 or seed[-1] % _FULL_ONE_IN == 0
     order = choose(seen.scored, seen.need, policy, seed, full=full)
-    decision_id = base64.b32encode(rng.getrandbits(128).to_bytes(16, "big"))[:26].decode("ascii").lower()
+    decision_id = _new_id(rng)
     if not order:
         return _rejection(decision_id, request, seen, fleet, policy, now, rng, seed)
     chosen = order[0]
@@ -146,6 +147,12 @@ def _waits_s(seen: Survey, now: int) -> list[float]:
         for row in seen.rows
         if row.down is None and not row.untrusted
     ]
+
+
+def _new_id(rng: Random) -> str:
+    """130 random bits as 26 characters of base32."""
+    bits = rng.getrandbits(130)
+    return "".join([_BASE32_PAIRS[bits >> shift & 1023] for shift in range(0, 130, 10)])
 
 
 def _score_of(scored: Scored) -> float:

@@ -9,7 +9,7 @@ import math
 from msgspec import Struct
 
 from router_core.placement.admission import Gate
-from router_core.placement.fleet import Fleet
+from router_core.placement.fleet import Breaking
 from router_core.placement.reasons import Reason
 from router_core.placement.request import (
     NO_OUTPUT,
@@ -25,7 +25,9 @@ from router_core.policy.placement import ClassTargets, PlacementPolicy
 from router_core.record.state import Capability, Dialect
 
 _OPEN = 2
-_EMBEDS = Dialect.EMBED | Dialect.OLLAMA_EMBED
+_EMBEDS = int(Dialect.EMBED | Dialect.OLLAMA_EMBED)
+_NO_OUTPUT = int(NO_OUTPUT)
+_EMBEDDINGS = int(Capability.EMBEDDINGS)
 
 
 class Need(Struct, frozen=True, gc=False, kw_only=True):
@@ -57,7 +59,7 @@ def need_of(
     request: PlacementRequest, bytes_per_token: float, learned: int | None, policy: PlacementPolicy
 ) -> Need:
     """The needs of ``request``; ``learned`` is the usual output of this model and class, if any was seen."""
-    hints = request.hints
+    hints, dialect = request.hints, int(request.dialect)
     targets = targets_of(hints.request_class, policy)
     prompt = (
         math.ceil(request.text_bytes / bytes_per_token)
@@ -65,7 +67,7 @@ def need_of(
         + policy.audio_tokens * request.audio_parts
     )
     output = 0
-    if not request.dialect & NO_OUTPUT:
+    if not dialect & _NO_OUTPUT:
         output = learned if learned is not None else policy.output_tokens
         if hints.expect_tokens is not None:
             output = hints.expect_tokens
@@ -74,8 +76,8 @@ def need_of(
         output *= max(1, request.choices)
     deadline_ms = hints.deadline_ms if hints.deadline_ms is not None else targets.deadline_ms
     return Need(
-        dialect=int(request.dialect),
-        inferred=int(request.requires) | (int(Capability.EMBEDDINGS) if request.dialect & _EMBEDS else 0),
+        dialect=dialect,
+        inferred=int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
         explicit=int(hints.requires_caps),
         ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + output),
         num_ctx=request.num_ctx,
@@ -101,8 +103,11 @@ def targets_of(request_class: RequestClass, policy: PlacementPolicy) -> ClassTar
     return policy.batch if request_class is RequestClass.BATCH else policy.background
 
 
-def closed(row: Row, need: Need, fleet: Fleet, now: int) -> Reason | None:
-    """Why the endpoint of ``row`` cannot be used by this request at all, whatever the model; None if it can."""
+def closed(row: Row, need: Need, breakers: Breaking | None, now: int) -> Reason | None:
+    """Why the endpoint of ``row`` cannot be used by this request at all, whatever the model; None if it can.
+
+    ``breakers`` may be None if all are closed.
+    """
     if row.untrusted:
         return Reason.UNTRUSTED
     if row.cloud or (need.host_only and not row.is_self):
@@ -111,8 +116,7 @@ def closed(row: Row, need: Need, fleet: Fleet, now: int) -> Reason | None:
         return Reason.NOT_IN_SUBSET
     if row.down is not None:
         return Reason.UNREACHABLE
-    breakers = fleet.live.breakers
-    if len(breakers) and breakers.state(row.key, now) == _OPEN:
+    if breakers is not None and breakers.state(row.key, now) == _OPEN:
         return Reason.BREAKER_OPEN
     if row.draining:
         return Reason.DRAINING

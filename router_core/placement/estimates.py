@@ -11,27 +11,29 @@ from router_core.placement.record import Estimate
 from router_core.placement.rows import Row
 
 _FADE_PERIODS = 3.0
-_SPREAD_LEAST = 0.1
 _SPREAD_WAIT = 0.3
 _SPREAD_PER_PERIOD = 0.1
 
 
 def estimate(
-    row: Row, need: Need, *, work_s: float, in_flight: int, age_s: float, owed_s: float, hit: int
+    row: Row, need: Need, work_s: float, in_flight: int, age_ms: int, owed_s: float, hit: int
 ) -> Estimate:
     """Predicted times of ``row``.
 
-    ``work_s`` is the outstanding work as last told, ``age_s`` how long ago that was, ``owed_s`` own uncovered work
+    ``work_s`` is the outstanding work as last told, ``age_ms`` how long ago that was, ``owed_s`` own uncovered work
     with the herd multiplier applied, ``hit`` the prompt tokens that are probably cached there.
     """
-    periods = 1000.0 * age_s / row.period_ms
+    k = row.k
+    periods = age_ms / row.period_ms
     if work_s < row.work_mean_s:
         work_s += (1.0 - math.exp2(-periods / _FADE_PERIODS)) * (row.work_mean_s - work_s)
-    k = row.k
-    wait = max(0.0, work_s / k - age_s) + owed_s / k
-    load = reload_s(row, need) or row.load_s
+    wait = work_s / k - age_ms / 1000.0
+    if wait < 0.0:
+        wait = 0.0
+    wait += owed_s / k
+    load = row.load_s if need.num_ctx is None else reload_s(row, need) or row.load_s
     prefill = (need.prompt - hit) * row.prefill_s_per_token
-    tpot = (1.0 + row.beta * (min(k, in_flight + 1) - 1)) * row.token_s
+    tpot = (1.0 + row.beta * (k - 1 if in_flight >= k else in_flight)) * row.token_s
     net = 0.0 if row.is_self else need.transfer_s
     ttft = net + wait + load + prefill
     spread = max(_SPREAD_WAIT + _SPREAD_PER_PERIOD * periods, row.s_speed, row.s_load if load else 0.0)
@@ -43,7 +45,7 @@ def estimate(
         tpot=tpot,
         ttft=ttft,
         ect=ttft + need.output * tpot,
-        sd=min(1.0, max(_SPREAD_LEAST, spread)),
+        sd=1.0 if spread > 1.0 else spread,
     )
 
 

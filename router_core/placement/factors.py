@@ -32,7 +32,9 @@ def slo_cost(row: Row, need: Need, est: Estimate, ttft: float) -> float:
     """Chance that the row misses a target or fails, with ``ttft`` as its time to first token."""
     cost = risk(ttft, need.ttft_s, est.sd)
     if need.tpot_s is not None and need.output:
-        cost = max(cost, risk(est.tpot, need.tpot_s, row.s_gen))
+        slow = risk(est.tpot, need.tpot_s, row.s_gen)
+        if slow > cost:
+            cost = slow
     return 1.0 - (1.0 - cost) * row.success
 
 

@@ -70,6 +70,11 @@ class Fleet(Struct, frozen=True, kw_only=True):
     profiles: Profiles
     live: Live
 
+    @property
+    def breakers(self) -> Breaking | None:
+        """The breakers, None while every one is closed."""
+        return self.live.breakers if len(self.live.breakers) else None
+
     def offered(self, name: str, tagged: str, digest: bytes | None) -> tuple[Row, ...]:
         """Rows that go by this name (in Ollama's form for Ollama's), or have this digest."""
         plain, ollama = self.by_name.get(name, _NO_ROWS), self.by_tag.get(tagged, _NO_ROWS)

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from router_core.placement.eligibility import Need, closed, is_soft, matches, need_of, unfit
 from router_core.placement.estimates import estimate, reload_s
 from router_core.placement.factors import affinity, slo_cost, speed_cost
-from router_core.placement.fleet import Fleet
+from router_core.placement.fleet import Breaking, Fleet
 from router_core.placement.names import parse_model_name
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
-from router_core.placement.request import Endpoint, Pin, PlacementRequest
+from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
 from router_core.placement.rows import Row
 from router_core.policy.placement import PlacementPolicy
 from router_core.view.freshness import is_stale
@@ -97,8 +97,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
     for row in rows:
         judged.judge(row)
     if not judged.scored and judged.pressed:
-        judged.scored = [min(judged.pressed, key=lambda scored: (scored.row.pressure, scored.est.ect))]
-        judged.forgive(judged.scored[0].row)
+        judged.forgive(policy.pareto_eps)
         degraded.append("pressure")
     reserves = judged.reserves
     if not judged.scored and reserves:
@@ -122,6 +121,23 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
 class _Judged:
     """Rows of one survey, sorted as they are judged."""
 
+    __slots__ = (
+        "_breakers",
+        "_costs",
+        "_fleet",
+        "_hint_bonus",
+        "_need",
+        "_now",
+        "_pin",
+        "_prefer",
+        "counts",
+        "excluded",
+        "max_age_ms",
+        "pressed",
+        "reserves",
+        "scored",
+    )
+
     def __init__(
         self,
         request: PlacementRequest,
@@ -139,6 +155,7 @@ class _Judged:
         self.max_age_ms = 0
         self._need = need
         self._fleet = fleet
+        self._breakers = fleet.breakers
         self._costs = costs
         self._now = now
         self._prefer = request.hints.prefer
@@ -148,35 +165,34 @@ class _Judged:
 
     def judge(self, row: Row) -> None:
         """Filter and estimate one row."""
-        need, fleet, now = self._need, self._fleet, self._now
-        reason = closed(row, need, fleet, now) or unfit(row, need, fleet.live.ledger.loading.get(row.node, 0))
+        need, now = self._need, self._now
+        ledger = self._fleet.live.ledger
+        reason = closed(row, need, self._breakers, now) or unfit(row, need, ledger.loading.get(row.node, 0))
         pressed = reason is Reason.PRESSURE and is_soft(row)
         if reason is not None and not pressed:
             self._exclude(row, reason)
             return
         if row.is_self:
             age_ms, owed_s = 0, 0.0
-            local = fleet.live.ledger.local
-            busy = local.in_flight(row.endpoint) + row.foreign
+            busy = ledger.local.in_flight(row.endpoint) + row.foreign
             in_flight, queued = min(busy, row.slots), max(0, busy - row.slots)
-            work_s = local.work_s(row.endpoint, row.slots, now, row.foreign)
+            work_s = ledger.local.work_s(row.endpoint, row.slots, now, row.foreign)
         else:
-            age_ms = max(0, now - row.taken_ms)
-            self.max_age_ms = max(self.max_age_ms, age_ms)
+            age_ms, owed_s = max(0, now - row.taken_ms), 0.0
+            if age_ms > self.max_age_ms:
+                self.max_age_ms = age_ms
             in_flight, queued, work_s = row.in_flight, row.queued, row.work_s
-            owed = fleet.live.ledger.owed.get(row.key)
-            busy, owed_s = in_flight + queued, 0.0
+            busy = in_flight + queued
+            owed = ledger.owed.get(row.key)
             if owed is not None:
                 busy += owed.requests
-                owed_s = owed.work_s * fleet.m_r
+                owed_s = owed.work_s * self._fleet.m_r
         if busy >= row.ceiling:
             self._exclude(row, Reason.QUEUE_FULL)
             return
-        hit = self._hit(row)
-        est = estimate(
-            row, need, work_s=work_s, in_flight=in_flight, age_s=age_ms / 1000.0, owed_s=owed_s, hit=hit
-        )
-        late = self._late(row, est)
+        hit = 0 if self._pin is None else _hit(row, self._pin, need.prompt)
+        est = estimate(row, need, work_s, in_flight, age_ms, owed_s, hit)
+        late = _late(row, need, now + 1000.0 * est.ttft)
         if late is not None:
             self._exclude(row, late)
             return
@@ -190,7 +206,7 @@ class _Judged:
             resident=row.resident and (need.num_ctx is None or not reload_s(row, need)),
             hit=hit,
             adj=0.0 if self._costs is None else self._costs[row.key, row.model],
-            hint_bonus=self._preference(row) if self._prefer else 0.0,
+            hint_bonus=_preference(row, self._prefer, self._hint_bonus) if self._prefer else 0.0,
             reserve=self._reserve(row, age_ms),
         )
         if pressed:
@@ -202,10 +218,13 @@ class _Judged:
         else:
             self.scored.append(scored)
 
-    def forgive(self, row: Row) -> None:
-        """Take one pressed row back in."""
-        self.excluded = [gone for gone in self.excluded if gone.row is not row]
-        self.counts[Reason.PRESSURE] -= 1
+    def forgive(self, eps: float) -> None:
+        """Take the least pressed rows back in: the least one and those within ``eps`` of it."""
+        least = min(scored.row.pressure for scored in self.pressed)
+        self.scored = [scored for scored in self.pressed if scored.row.pressure <= least + eps]
+        back = {(scored.row.key, scored.row.model) for scored in self.scored}
+        self.excluded = [gone for gone in self.excluded if (gone.row.key, gone.row.model) not in back]
+        self.counts[Reason.PRESSURE] -= len(back)
         if not self.counts[Reason.PRESSURE]:
             del self.counts[Reason.PRESSURE]
 
@@ -213,37 +232,37 @@ class _Judged:
         self.excluded.append(Exclusion(row=row, reason=reason))
         self.counts[reason] += 1
 
-    def _late(self, row: Row, est: Estimate) -> Reason | None:
-        need = self._need
-        if self._now + 1000.0 * est.ttft > need.until_ms:
-            return Reason.DEADLINE
-        if row.key in need.tried:
-            return Reason.TRIED
-        return Reason.REFUSED if row.key in need.refused else None
-
-    def _hit(self, row: Row) -> int:
-        pin: Pin | None = self._pin
-        if pin is None or not row.resident or pin.endpoint != row.key or pin.model != row.model:
-            return 0
-        return min(self._need.prompt, pin.tokens)
-
-    def _preference(self, row: Row) -> float:
-        for rank, ref in enumerate(self._prefer):
-            if matches(ref, row):
-                return self._hint_bonus / (1.0 + rank)
-        return 0.0
-
     def _reserve(self, row: Row, age_ms: int) -> str | None:
-        live = self._fleet.live
         if row.backup is not None:
             return row.backup
-        if not row.is_self and is_stale(age_ms, row.period_ms):
+        if is_stale(age_ms, row.period_ms):
             return "stale"
-        if row.key in live.suspects:
+        if row.key in self._fleet.live.suspects:
             return "stalled"
-        if len(live.breakers) and live.breakers.state(row.key, self._now) == _HALF_OPEN:
+        if self._breakers is not None and self._breakers.state(row.key, self._now) == _HALF_OPEN:
             return "half_open"
         return None
+
+
+def _late(row: Row, need: Need, start_ms: float) -> Reason | None:
+    if start_ms > need.until_ms:
+        return Reason.DEADLINE
+    if row.key in need.tried:
+        return Reason.TRIED
+    return Reason.REFUSED if row.key in need.refused else None
+
+
+def _hit(row: Row, pin: Pin, prompt: int) -> int:
+    if not row.resident or pin.endpoint != row.key or pin.model != row.model:
+        return 0
+    return min(prompt, pin.tokens)
+
+
+def _preference(row: Row, prefer: tuple[NodeRef, ...], bonus: float) -> float:
+    for rank, ref in enumerate(prefer):
+        if matches(ref, row):
+            return bonus / (1.0 + rank)
+    return 0.0
 
 
 def _offer(asked: str, fleet: Fleet, policy: PlacementPolicy) -> _Offer | None:
@@ -277,11 +296,12 @@ def _one_digest(offer: _Offer, need: Need, fleet: Fleet, now: int) -> tuple[Need
         return need, offer.rows, False
     digest, conflict = offer.pin, False
     if digest is None:
-        digests = {row.digest for row in offer.rows if row.digest is not None}
+        digests = {row.digest for row in offer.rows}
+        digests.discard(None)
         if not digests:
             return need, offer.rows, False
         conflict = len(digests) > 1
-        digest = _most_common(offer.rows, need, fleet, now) if conflict else digests.pop()
+        digest = _most_common(offer.rows, need, fleet.breakers, now) if conflict else digests.pop()
     rows = offer.rows
     twins = fleet.by_digest.get(digest, ()) if digest is not None else ()
     if len(twins) > sum(row.digest == digest for row in rows):
@@ -290,9 +310,9 @@ def _one_digest(offer: _Offer, need: Need, fleet: Fleet, now: int) -> tuple[Need
     return replace(need, digest=digest), rows, conflict
 
 
-def _most_common(rows: tuple[Row, ...], need: Need, fleet: Fleet, now: int) -> bytes | None:
+def _most_common(rows: tuple[Row, ...], need: Need, breakers: Breaking | None, now: int) -> bytes | None:
     votes = Counter(
-        row.digest for row in rows if row.digest is not None and closed(row, need, fleet, now) is None
+        row.digest for row in rows if row.digest is not None and closed(row, need, breakers, now) is None
     ) or Counter(row.digest for row in rows if row.digest is not None)
     return min(votes, key=lambda digest: (-votes[digest], digest), default=None)
 

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.exchange.breaker import Breaker, Breakers, BreakerState
-from router_core.ids import Id16
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
@@ -13,7 +12,7 @@ CLOSED, HALF_OPEN, OPEN = BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerSt
 
 
 def key(name: str) -> Endpoint:
-    return Id16(b"n" * 16), name
+    return f"node/{name}"
 
 
 def opened(now: int = 0) -> Breaker:

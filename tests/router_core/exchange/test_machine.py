@@ -8,16 +8,14 @@ from router_core.exchange import events as ev
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.exchange.patience import first_byte_limit_ms
-from router_core.ids import Id16
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
 POLICY = ExchangePolicy()
-NODE = Id16(b"n" * 16)
 
 
 def key(name: str) -> Endpoint:
-    return NODE, name
+    return f"node/{name}"
 
 
 def target(name: str = "a", *, peer: bool = False) -> ev.Target:
