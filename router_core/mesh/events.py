@@ -88,12 +88,14 @@ class PeerSighted(Struct, frozen=True, gc=False):
 
 
 class BodyChanged(Struct, frozen=True, kw_only=True):
-    """The shell's newest own body. ``urgent`` sends it at once, within the event bucket.
+    """The shell's newest own bodies, always both: positions in ``volatile`` are those of ``static``.
 
-    ``due_ms`` promises a longer silence than usual after this body (2,000..60,000).
+    ``urgent`` sends V at once, within the event bucket; ``due_ms`` promises a longer silence than usual after it
+    (2,000..60,000).
     """
 
-    body: Volatile | Static
+    volatile: Volatile
+    static: Static
     urgent: bool = False
     due_ms: int | None = None
 

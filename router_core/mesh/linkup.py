@@ -9,13 +9,24 @@ from router_core import limits
 from router_core.ids import Id16
 from router_core.mesh.actions import Alarm
 from router_core.mesh.events import LinkClosed, LinkOpened
-from router_core.mesh.link import Expiry, Link, Slot
-from router_core.mesh.messages import PLANNED, PROTOCOL, Bye, ByeCode, Have, Heard, Hello, Recs, encode_haves
+from router_core.mesh.link import STATE_KINDS, Expiry, Link, Slot
+from router_core.mesh.messages import (
+    PLANNED,
+    PROTOCOL,
+    Bye,
+    ByeCode,
+    Have,
+    HaveState,
+    Heard,
+    Hello,
+    Recs,
+    encode_haves,
+)
 from router_core.mesh.origin import Held
 from router_core.mesh.overlay import Duel, same_life_duel
 from router_core.mesh.parts import Parts
 from router_core.record.membership import Liveness
-from router_core.record.stamp import ZERO, Stamp
+from router_core.record.stamp import Stamp
 from router_core.record.state import Kind
 
 
@@ -150,23 +161,29 @@ def have(parts: Parts, link: Link, message: Have, now: int) -> None:
 
 
 def _want_gaps(parts: Parts, link: Link, message: Have, now: int) -> None:
-    """Ask for what the peer holds and nobody will send: records of those not linked, and unknown own ones."""
+    """Ask for what the peer holds and nobody will send: own records unknown here, and S of those not linked.
+
+    A V of an unlinked origin is not asked for: two stale ones from two peers would pass for a sign of life.
+    """
     for entry in message.states:
-        for kind, seq in ((Kind.S, entry.sseq), (Kind.V, entry.vseq)):
-            stamp = Stamp(entry.epoch, seq)
-            slot: Slot = (Id16(entry.id16), kind)
-            if not seq:
-                continue
-            if entry.id16 == parts.me.id16:
-                if stamp > Stamp(parts.publisher.epoch, parts.publisher.seq):
-                    parts.want(slot, stamp.epoch, stamp.seq, link, now)
-                continue
-            origin = parts.origins.get(slot[0])
-            if origin is None or any(other.is_up for other in parts.links_to(slot[0])):
-                continue
-            held = origin.held(kind)
-            if origin.state is not Liveness.LEFT and (held.stamp if held is not None else ZERO) < stamp:
-                parts.want(slot, stamp.epoch, stamp.seq, link, now)
+        slot: Slot = (Id16(entry.id16), Kind.S)
+        if slot[0] == parts.me.id16:
+            _want_own(parts, link, entry, now)
+            continue
+        origin = parts.origins.get(slot[0])
+        if origin is None or not entry.sseq or any(other.is_up for other in parts.links_to(slot[0])):
+            continue
+        held = origin.held(Kind.S)
+        if origin.state is not Liveness.LEFT and (
+            held is None or held.stamp < Stamp(entry.epoch, entry.sseq)
+        ):
+            parts.want(slot, entry.epoch, entry.sseq, link, now)
+
+
+def _want_own(parts: Parts, link: Link, entry: HaveState, now: int) -> None:
+    for kind, seq in zip(STATE_KINDS, (entry.sseq, entry.vseq, entry.lseq), strict=True):
+        if seq and Stamp(entry.epoch, seq) > Stamp(parts.publisher.epoch, parts.publisher.seq):
+            parts.want((parts.me.id16, kind), entry.epoch, seq, link, now)
 
 
 def _rose(parts: Parts, link: Link, now: int) -> None:

@@ -22,7 +22,7 @@ from router_core.mesh.publish import Me
 from router_core.mesh.saved import Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import Sealed
-from router_core.record.state import Kind, LeaveReason, Volatile
+from router_core.record.state import Kind, LeaveReason
 
 
 class Mesh:
@@ -168,14 +168,10 @@ class Mesh:
         self._dial_soon = True
 
     def _body_changed(self, event: ev.BodyChanged) -> None:
-        publisher = self.parts.publisher
         try:
-            if isinstance(event.body, Volatile):
-                publisher.set_volatile(event.body, event.urgent, event.due_ms)
-            else:
-                publisher.set_static(event.body)
+            self.parts.publisher.set_bodies(event.volatile, event.static, event.urgent, event.due_ms)
         except LocalMisuse:
-            self.parts.notify(Alarm.UNSENDABLE, kind=type(event.body).__name__)
+            self.parts.notify(Alarm.UNSENDABLE)
 
     def _link_writable(self, event: ev.LinkReady | ev.LinkBusy, now: int) -> None:
         link = self.parts.links.get(event.link)

@@ -62,7 +62,8 @@ class Publisher:
         self._static: Static | None = None
         self._sref: Sref | None = None
         self._promise_ms = 0
-        self._static_waits = False
+        self._next: tuple[Volatile, Static] | None = None
+        self._static_again = False
         self._urgent_waits = False
         self._farewell = False
         self._listen_until = now + policy.listen_first_ms
@@ -113,19 +114,20 @@ class Publisher:
 
     # --- bodies ---
 
-    def set_volatile(self, body: Volatile, urgent: bool, due_ms: int | None) -> None:
-        """The newest body of V; raises ``LocalMisuse`` (and keeps the last one) if it can never be sent."""
-        fit_volatile(replace(body, lost=_LOST_MOST))
-        self._volatile = body
+    def set_bodies(self, volatile: Volatile, static: Static, urgent: bool, due_ms: int | None) -> None:
+        """The newest bodies; raises ``LocalMisuse`` (and keeps the last ones) if they can never be sent.
+
+        A V speaks in the positions of its own S: while a changed S has to wait, so does the V that came with it, and
+        the last one of the S in force goes on being published.
+        """
+        fit_volatile(replace(volatile, lost=_LOST_MOST))
+        static = fit_static(static)
         self._promise_ms = due_ms or 0
         self._urgent_waits = self._urgent_waits or urgent
-
-    def set_static(self, body: Static) -> None:
-        """The newest body of S; raises ``LocalMisuse`` (and keeps the last one) if it can never be sent."""
-        body = fit_static(body)
-        if body != self._static:
-            self._static = body
-            self._static_waits = True
+        if Kind.S not in self._held or static == self._static:
+            self._volatile, self._static, self._next = volatile, static, None
+        else:
+            self._next = volatile, static
 
     def hurry(self) -> None:
         """Something of ours changed that cannot wait for the next V."""
@@ -173,6 +175,10 @@ class Publisher:
             due = min(due, self._static_ready_at(now))
         return max(due, self._listen_until)
 
+    @property
+    def _static_waits(self) -> bool:
+        return self._next is not None or self._static_again
+
     def _static_ready_at(self, now: int) -> int:
         return max(self._static_at + self._policy.static_gap_ms, self._statics.ready_at(now))
 
@@ -185,7 +191,7 @@ class Publisher:
         if self._silent_until is not None and not self._farewell:
             self._silent_until, self.conflicted = None, False
             self._ratchets.clear()
-            self._static_waits = True
+            self._static_again = True
         if self._farewell:
             self._farewell = False
             return [self._seal_volatile(lonely, lost, urgent=True, now=now)]
@@ -221,11 +227,13 @@ class Publisher:
         self._sref = None
 
     def _seal_static(self, now: int) -> Held:
+        if self._next is not None:
+            (self._volatile, self._static), self._next = self._next, None
         assert self._static is not None
         held = self._seal(Kind.S, encode_static(self._static), now)
         self._sref = sref_of(held.stamp.seq, held.sealed.signed)
         self._static_at = now
-        self._static_waits = False
+        self._static_again = False
         return held
 
     def _seal_volatile(self, lonely: bool, lost: tuple[LostLink, ...], *, urgent: bool, now: int) -> Held:

@@ -9,9 +9,14 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from router_core.mesh.messages import Recs, encode
+from msgspec.structs import replace
+
+from router_core.ids import mesh8_of
+from router_core.mesh.messages import Heard, Recs, encode
+from router_core.record.codec import encode as encode_record
+from router_core.record.envelope import read_header
 from router_core.record.state import Kind
-from router_core.sim.world import World
+from router_core.sim.world import MESH_ID, World
 
 FIRST_MS: Final = 14_000
 LAST_MS: Final = 26_000
@@ -140,6 +145,32 @@ def _cut_between(world: World, ways: list[tuple[int, int]], at: int, until: int)
         world.timeline.at(until, partial(world.net.heal, *way))
 
 
+def isolate(world: World, rng: Random, at: int) -> None:
+    """One host is cut off for so long that the others let it go."""
+    alone = _victim(world, rng)
+    others = [index for index in range(len(world.hosts)) if index != alone]
+    ways = [(alone, other) for other in others] + [(other, alone) for other in others]
+    _cut_between(world, ways, min(at, OVER_MS - 23_000), OVER_MS)
+
+
+def forge(world: World, rng: Random, at: int) -> None:
+    """A member shows another one a record of a third that the third never signed."""
+    if len(world.hosts) < 3:
+        return
+    liar, reader, victim = rng.sample(range(len(world.hosts)), 3)
+
+    def lie() -> None:
+        item = world.watch.newest.get((world.hosts[victim].id16, Kind.V))
+        if item is None:
+            return
+        header = read_header(item.signed, mesh8_of(MESH_ID))
+        forged = encode_record(replace(header, seq=header.seq + 1_000))
+        if world.inject(liar, reader, encode(Recs((Heard(0, forged, item.sig),)))):
+            world.watch.estranged[frozenset((liar, reader))] = None
+
+    world.timeline.at(at, lie)
+
+
 def reset(world: World, rng: Random, at: int) -> None:
     world.timeline.at(at, partial(world.reset, *_pair(world, rng)))
 
@@ -162,6 +193,7 @@ def replay_dead(world: World, rng: Random, at: int) -> None:
 
     def wipe() -> None:
         if not keeps_disk:
+            world.kill(reader)
             world.hosts[reader].disk = {}
             world.watch.disk_is_true[reader] = False
 
@@ -192,6 +224,8 @@ FAULTS: Final[dict[str, Fault]] = {
         cut,
         cut_one_way,
         partition,
+        isolate,
+        forge,
         reset,
         slow,
         replay_dead,

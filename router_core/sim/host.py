@@ -124,14 +124,16 @@ class Host:
         self.mesh = self._make_mesh(me, policy, self._crypto, rng, saved, self.now)
         port = 20_000 + self.index
         addrs = (Address(ip=bytes([10, 0, 0, self.index]), mesh_port=port, ingress_port=port + 1),)
-        self.deliver(ev.BodyChanged(body=Static(addrs=addrs)))
+        self._static = Static(addrs=addrs)
         self._change_body(self.life)
 
     def _change_body(self, life: int) -> None:
         if life != self.life or not self.is_running or self.leaving:
             return
         load = HostLoad(ram_available_mib=self._rng.randint(1_000, 60_000))
-        self.deliver(ev.BodyChanged(body=Volatile(host=load), urgent=self._rng.random() < 0.1))
+        self.deliver(
+            ev.BodyChanged(volatile=Volatile(host=load), static=self._static, urgent=self._rng.random() < 0.1)
+        )
         self._world.timeline.after(BODY_EVERY_MS, lambda: self._change_body(life))
 
     def stop(self) -> None:

@@ -57,8 +57,8 @@ class Watch:
         self._epoch_used: dict[int, int] = {}
         self.newest: dict[Slot, msg.Heard] = {}
         self.checks = 0
-        self.cloned: dict[Id16, None] = {}
         self.disk_is_true: dict[int, bool] = {}
+        self.estranged: dict[frozenset[int], None] = {}
 
     # --- hooks ---
 
@@ -93,7 +93,7 @@ class Watch:
                     self._see(link, (Id16(entry.id16), kind), Stamp(entry.epoch, seq))
         if data[0] != msg.MessageType.RECS:
             return
-        for header, signed in self._records(data):
+        for header, signed in self._records(data, honest):
             slot = (Id16(header.id16), Kind(header.kind))
             self._see(link, slot, Stamp(header.epoch, header.seq))
             if not honest:
@@ -183,7 +183,12 @@ class Watch:
     def _check_routed(self, host: Host, subjects: list[Host], change: ViewChange) -> None:
         now = self._net.timeline.now
         dead = [other.stopped_at for other in subjects if not other.is_running]
-        if len(dead) == len(subjects) and all(at is not None and now - at > DEAD_SHOWN_MS for at in dead):
+        awake = now - host.stall_ended_at > LINK_PROVEN_MS
+        if (
+            awake
+            and len(dead) == len(subjects)
+            and all(at is not None and now - at > DEAD_SHOWN_MS for at in dead)
+        ):
             raise Violation(f"dead: host {host.index} shows {subjects[0].index} as {change.state.value}")
         sealed_at = self._sealed_at.get((change.origin, change.epoch, change.seq))
         if (
@@ -203,6 +208,8 @@ class Watch:
         now = self._net.timeline.now
         calm = self._net.calm_for_ms(host.index, subject.index)
         subject_calm = subject.is_running and now - subject.disturbed_at > SETTLE_MS and not subject.leaving
+        if frozenset((host.index, subject.index)) in self.estranged:
+            return
         if not subject_calm or calm < SETTLE_MS or subject.is_stalled:
             return
         if now - host.stall_ended_at < LINK_PROVEN_MS and self._others_calm(host):
@@ -240,7 +247,7 @@ class Watch:
         if seen is not None and stamp > seen.get(slot, ZERO):
             seen[slot] = stamp
 
-    def _records(self, data: bytes) -> list[tuple[Header, bytes]]:
+    def _records(self, data: bytes, honest: bool) -> list[tuple[Header, bytes]]:
         if self._last[0] is not data:
             recs = msg.decode(data)
             assert isinstance(recs, msg.Recs)
@@ -248,7 +255,8 @@ class Watch:
             for item in recs.items:
                 header = read_header(item.signed, self._mesh8())
                 records.append((header, item.signed))
-                self.newest[Id16(header.id16), Kind(header.kind)] = item
+                if honest:
+                    self.newest[Id16(header.id16), Kind(header.kind)] = item
             self._last = (data, records)
         return self._last[1]
 
@@ -263,7 +271,8 @@ class Watch:
         for host in running:
             assert host.mesh is not None
             for other in running:
-                if other.id16 != host.id16:
+                apart = frozenset((host.index, other.index)) in self.estranged
+                if other.id16 != host.id16 and not apart:
                     self._check_agreement(host, other)
 
     def _check_agreement(self, host: Host, other: Host) -> None:
