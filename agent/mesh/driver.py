@@ -250,10 +250,10 @@ class Driver:
         return await self._links.serve(request, member.id16)
 
     def body_changed(
-        self, body: Volatile | Static, *, urgent: bool = False, due_ms: int | None = None
+        self, volatile: Volatile, static: Static, *, urgent: bool = False, due_ms: int | None = None
     ) -> None:
-        """The newest own V or S body; of several between two steps the last one is published."""
-        self._inbox.replace(BodyChanged(body=body, urgent=urgent, due_ms=due_ms))
+        """The newest own bodies; of several pairs between two steps the last one is published."""
+        self._inbox.replace(BodyChanged(volatile=volatile, static=static, urgent=urgent, due_ms=due_ms))
 
     def roster_changed(self, members: Mapping[Id16, Member], mesh_id: MeshId) -> None:
         """Everybody who may speak now, this node aside. Links of others are ended by the machine."""

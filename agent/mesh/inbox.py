@@ -1,7 +1,7 @@
 """What waits to be told to the mesh machine, and the alarm clock of its driver.
 
 The inbox is bounded because every source is: a link has at most one unread message and one of each of its other
-events in it, a dial one answer, the daemon one body per kind and one roster (newer ones take the place of older
+events in it, a dial one answer, the daemon one pair of bodies and one roster (newer ones take the place of older
 ones), and records heard outside links at most 64 (more are dropped and counted).
 """
 
@@ -30,11 +30,12 @@ class Inbox:
 
     def replace(self, event: BodyChanged | RosterChanged) -> None:
         """Put the newest of its kind; an older one that still waits is dropped, its urgency kept."""
-        kind = type(event.body) if isinstance(event, BodyChanged) else type(event)
+        kind = type(event)
         before = self._newest.get(kind)
         if isinstance(event, BodyChanged) and isinstance(before, BodyChanged):
             event = BodyChanged(
-                body=event.body,
+                volatile=event.volatile,
+                static=event.static,
                 urgent=event.urgent or before.urgent,
                 due_ms=max((ms for ms in (event.due_ms, before.due_ms) if ms is not None), default=None),
             )

@@ -80,8 +80,8 @@ class Peer(Node):
     def say(self) -> None:
         """Publish bodies that name this node."""
         here = Address(ip=ip_address(self.host).packed, mesh_port=self.port, ingress_port=self.port)
-        self.driver.body_changed(Static(addrs=(here,), models_total=self.number))
-        self.driver.body_changed(Volatile(), urgent=True)
+        static = Static(addrs=(here,), models_total=self.number)
+        self.driver.body_changed(Volatile(), static, urgent=True)
 
     def sees(self, *others: Person) -> bool:
         """True if it routes to all ``others`` and holds their own S."""

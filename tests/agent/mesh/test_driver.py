@@ -131,18 +131,16 @@ async def test_left_over_work_is_resumed_after_others_had_their_turn() -> None:
     assert kinds == [RecordHeard, Resumed, Resumed, Resumed, Resumed, RecordHeard]
 
 
-async def test_only_the_newest_body_of_a_kind_waits_and_urgency_is_kept() -> None:
+async def test_only_the_newest_bodies_wait_and_urgency_is_kept() -> None:
     rig = Rig()
     driver = rig.build()
-    driver.body_changed(Volatile(flags=1), urgent=True)
-    driver.body_changed(Volatile(flags=2), due_ms=9_000)
-    driver.body_changed(Volatile(flags=3))
-    driver.body_changed(Static(models_total=7))
+    driver.body_changed(Volatile(flags=1), Static(), urgent=True)
+    driver.body_changed(Volatile(flags=2), Static(), due_ms=9_000)
+    driver.body_changed(Volatile(flags=3), Static(models_total=7))
     async with running(driver):
-        await until(lambda: len(rig.machine.told) == 2)
+        await until(lambda: len(rig.machine.told) == 1)
     assert rig.machine.told == [
-        BodyChanged(body=Volatile(flags=3), urgent=True, due_ms=9_000),
-        BodyChanged(body=Static(models_total=7)),
+        BodyChanged(volatile=Volatile(flags=3), static=Static(models_total=7), urgent=True, due_ms=9_000)
     ]
 
 
