@@ -31,6 +31,9 @@ class Breaking(Protocol):
     def state(self, endpoint: Endpoint, now: int) -> int:
         """0 closed, 1 half-open (ready for one trial), 2 open."""
 
+    def last_fault_ms(self, endpoint: Endpoint) -> int | None:
+        """When the endpoint last failed, boot ms; None if it never did."""
+
 
 class NoBreakers:
     """Every breaker closed, always."""
@@ -40,6 +43,9 @@ class NoBreakers:
 
     def state(self, endpoint: Endpoint, now: int) -> int:
         return 0
+
+    def last_fault_ms(self, endpoint: Endpoint) -> int | None:
+        return None
 
 
 class Live(Struct, frozen=True, kw_only=True):
@@ -63,6 +69,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     by_name: Mapping[str, tuple[Row, ...]]
     by_tag: Mapping[str, tuple[Row, ...]]
     by_digest: Mapping[bytes, tuple[Row, ...]]
+    by_key: Mapping[tuple[Endpoint, str], Row]
     node_names: Mapping[NodeName, frozenset[NodeId]]
     endpoints: frozenset[tuple[NodeId, str]]
     work_means: Mapping[Endpoint, tuple[int, float]]
@@ -85,6 +92,10 @@ class Fleet(Struct, frozen=True, kw_only=True):
                 row for row in self.by_digest.get(digest, _NO_ROWS) if (row.key, row.model) not in known
             )
         return rows
+
+    def row(self, endpoint: Endpoint, model: str) -> Row | None:
+        """The row of a decision: ``model`` as served at ``endpoint``, byte for byte."""
+        return self.by_key.get((endpoint, model))
 
     def knows(self, ref: NodeRef) -> bool:
         """True if a node, and the endpoint if one is named, of this reference is in the snapshot."""
@@ -138,6 +149,7 @@ def fold_fleet(
         by_name=_by_name(row for row in rows if row.engine != "ollama"),
         by_tag=_by_name(row for row in rows if row.engine == "ollama"),
         by_digest={digest: tuple(found) for digest, found in by_digest.items()},
+        by_key={(row.key, row.model): row for row in rows},
         node_names={name: frozenset(ids) for name, ids in names.items()},
         endpoints=frozenset((row.node_id, row.endpoint) for row in rows),
         work_means=means,

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Fleet
-from router_core.placement.names import parse_model_name
 from router_core.placement.reasons import Cause
 from router_core.placement.rows import Row
 
@@ -51,11 +50,7 @@ def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
 
 def own_row(fleet: Fleet, endpoint: str, model: str) -> Row | None:
     """The row of this node that serves ``model`` at ``endpoint``, under the name it publishes."""
-    name = parse_model_name(model)
-    if name is None:
-        return None
-    rows = fleet.offered(name.name, name.tagged, name.digest)
-    return next((row for row in rows if row.is_self and row.endpoint == endpoint), None)
+    return fleet.row(f"{fleet.node_id}/{endpoint}", model)
 
 
 def service_s(row: Row, prompt_tokens: int, output_tokens: int) -> float:

@@ -103,6 +103,8 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
     if not judged.scored and reserves:
         judged.scored, reserves = reserves, []
         degraded.append("stale_view")
+    if not judged.scored and judged.probe():
+        degraded.append("probe")
     _score(judged.scored, reserves, need.prompt, policy)
     return Survey(
         resolved=offer.resolved if offer is not None else request.model,
@@ -218,15 +220,38 @@ class _Judged:
         else:
             self.scored.append(scored)
 
+    def probe(self) -> bool:
+        """If open breakers are all that is in the way, take the least recently failed row back in, one at a time."""
+        breakers, self._breakers = self._breakers, None
+        opened = [gone.row for gone in self.excluded if gone.reason is Reason.BREAKER_OPEN]
+        if (
+            breakers is None
+            or not opened
+            or any(reason.order > Reason.BREAKER_OPEN.order for reason in self.counts)
+            or any(self._fleet.live.ledger.holds(row.key) for row in opened)
+        ):
+            return False
+        for row in sorted(opened, key=lambda row: (breakers.last_fault_ms(row.key) or 0, row.key)):
+            known = len(self.excluded)
+            self.judge(row)
+            if len(self.excluded) == known:
+                self.scored, self.reserves = self.scored or self.reserves, []
+                self._readmit({(row.key, row.model)}, Reason.BREAKER_OPEN)
+                return True
+            self.counts[self.excluded.pop().reason] -= 1
+        self.counts = +self.counts
+        return False
+
     def forgive(self, eps: float) -> None:
         """Take the least pressed rows back in: the least one and those within ``eps`` of it."""
         least = min(scored.row.pressure for scored in self.pressed)
         self.scored = [scored for scored in self.pressed if scored.row.pressure <= least + eps]
-        back = {(scored.row.key, scored.row.model) for scored in self.scored}
+        self._readmit({(scored.row.key, scored.row.model) for scored in self.scored}, Reason.PRESSURE)
+
+    def _readmit(self, back: set[tuple[Endpoint, str]], reason: Reason) -> None:
         self.excluded = [gone for gone in self.excluded if (gone.row.key, gone.row.model) not in back]
-        self.counts[Reason.PRESSURE] -= len(back)
-        if not self.counts[Reason.PRESSURE]:
-            del self.counts[Reason.PRESSURE]
+        self.counts[reason] -= len(back)
+        self.counts = +self.counts
 
     def _exclude(self, row: Row, reason: Reason) -> None:
         self.excluded.append(Exclusion(row=row, reason=reason))

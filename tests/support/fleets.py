@@ -129,6 +129,7 @@ def a_fleet(
         by_name=by_name,
         by_tag=by_tag,
         by_digest=by_digest,
+        by_key={(row.key, row.model): row for row in rows},
         node_names=names,
         endpoints=frozenset((row.node_id, row.endpoint) for row in rows),
         m_r=m_r,

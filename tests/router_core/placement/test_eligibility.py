@@ -22,16 +22,20 @@ from tests.support.fleets import (
 
 
 class Broken:
-    """Breakers of some endpoints: 1 half-open, 2 open."""
+    """Breakers of some endpoints: 1 half-open, 2 open; those named first failed first."""
 
     def __init__(self, **states: int) -> None:
         self._states = {a_row(name).key: state for name, state in states.items()}
+        self._order = list(self._states)
 
     def __len__(self) -> int:
         return len(self._states)
 
     def state(self, endpoint: str, now: int) -> int:
         return self._states.get(endpoint, 0)
+
+    def last_fault_ms(self, endpoint: str) -> int | None:
+        return self._order.index(endpoint) if endpoint in self._states else None
 
 
 KEY = a_row("a").key
@@ -118,13 +122,40 @@ def test_an_embedding_request_needs_no_known_no_of_embeddings():
 
 def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort():
     live = Live(ledger=a_ledger(), breakers=Broken(a=2))
-    assert decided(a_request(), a_fleet(a_row("a"), live=live)).reason is Reason.BREAKER_OPEN
+    decision = decided(a_request(), a_fleet(a_row("a", tg=500), a_row("b"), live=live))
+    assert chosen_node(decision) == "b"
+    assert decision.record.excluded_counts == {"breaker_open": 1}
     live = Live(ledger=a_ledger(), breakers=Broken(a=1))
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=5, pp=100), live=live)
     decision = decided(a_request(), fleet)
     assert chosen_node(decision) == "b"
     assert decision.order == (a_row("b").key, a_row("a").key)
     assert chosen_node(decided(a_request(), a_fleet(a_row("a"), live=live))) == "a"
+
+
+def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed():
+    ledger = a_ledger()
+    live = Live(ledger=ledger, breakers=Broken(b=2, a=2))
+    fleet = a_fleet(a_row("a", tg=500), a_row("b"), live=live)
+    probe = decided(a_request(), fleet)
+    assert (chosen_node(probe), probe.reason) == ("b", Reason.DEGRADED)
+    assert probe.record.degraded == ("probe",)
+    assert probe.record.excluded_counts == {"breaker_open": 1}
+    seq = ledger.reserve(probe.chosen, NOW).seq
+    waiting = decided(a_request(request_id="r2"), fleet)
+    assert (waiting.reason, waiting.reason.status) == (Reason.BREAKER_OPEN, 503)
+    ledger.fail(seq)
+    assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "b"
+    assert chosen_node(decided(a_request().after_failure(probe.chosen.endpoint), fleet)) == "a"
+
+
+def test_a_probe_still_passes_every_other_filter():
+    live = Live(ledger=a_ledger(), breakers=Broken(a=2))
+    draining = decided(a_request(), a_fleet(a_row("a", draining=True), live=live))
+    assert draining.reason is Reason.BREAKER_OPEN
+    assert draining.record.excluded_counts == {"breaker_open": 1}
+    full = a_fleet(a_row("a"), a_row("b", in_flight=12), live=live)
+    assert decided(a_request(), full).reason is Reason.QUEUE_FULL
 
 
 def test_a_suspect_endpoint_serves_only_if_nothing_else_is_left():

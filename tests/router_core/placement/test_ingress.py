@@ -2,7 +2,7 @@
 
 import pytest
 
-from router_core.ids import Id8
+from router_core.ids import Id8, node_id_of
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Live
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
@@ -10,7 +10,7 @@ from router_core.placement.reasons import Cause
 from router_core.placement.request import Pin
 from router_core.placement.sessions import Sessions, session_key
 from router_core.record.state import Dialect
-from tests.support.fleets import NOW, a_fleet, a_ledger, a_row
+from tests.support.fleets import ME, NOW, a_fleet, a_ledger, a_row
 
 
 def asked(**over) -> IngressAsk:
@@ -26,7 +26,7 @@ def asked(**over) -> IngressAsk:
 
 
 def mine(**over):
-    return a_row("me", is_self=True, **over)
+    return a_row("me", is_self=True, key=f"{node_id_of(ME)}/llamacpp", **over)
 
 
 @pytest.mark.parametrize(
