@@ -76,6 +76,8 @@ async def knock(
             max_msg_size=limits.WEBSOCKET_MAX,
         )
         transport = transports[-1]
+        if transport.is_closing():
+            return Outcome.LOST
         if not is_pinned(transport, member.der):
             return Outcome.IDENTITY_MISMATCH
         if ws.protocol != SUBPROTOCOL:

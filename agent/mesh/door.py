@@ -30,10 +30,11 @@ class Door:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Judge one request; only the link path leads anywhere."""
         transport = request.transport
+        if transport is None or transport.is_closing():
+            return _refusal(Answer.FORBIDDEN)
         member = self._by_der().get(peer_der(transport) or b"")
         if member is None:
-            if transport is not None:
-                transport.abort()
+            transport.abort()
             return _refusal(Answer.FORBIDDEN)
         verdict = allowed(Port.LINK, request.method, request.raw_path, member.roles)
         if verdict is not Answer.ALLOWED:

@@ -70,8 +70,9 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes written for the peer that have not left this process."""
-        return self._waiting_bytes + self._transport.get_write_buffer_size()
+        """Bytes written for the peer that have not left this process; a closed transport knows of none."""
+        buffered = 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+        return self._waiting_bytes + buffered
 
     def send(self, data: bytes) -> bool:
         """Queue one message; never waits. False if that leaves more than 64 KiB waiting and ``drained`` will follow."""
@@ -115,7 +116,8 @@ class Link:
 
     async def run(self, ears: LinkEars) -> None:
         """Own the socket until it is gone."""
-        self._transport.set_write_buffer_limits(high=READY_BYTES)
+        if not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=READY_BYTES)
         sender = asyncio.create_task(self._send_all(ears), name=f"link {self.number} sender")
         try:
             await self._receive_all(ears)

@@ -109,10 +109,14 @@ class Links:
 
     async def _dial(self, member: Member, endpoints: Sequence[Endpoint]) -> None:
         peer = member.id16
-        async with self._slots:
-            reached = await self._first_reached(member, endpoints)
+        reached: Opened | Outcome = Outcome.LOST
+        try:
+            async with self._slots:
+                reached = await self._first_reached(member, endpoints)
+        finally:
+            if not isinstance(reached, Opened):
+                self._ears.dial_failed(peer, reached)
         if not isinstance(reached, Opened):
-            self._ears.dial_failed(peer, reached)
             return
         try:
             number = self._number()

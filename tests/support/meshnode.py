@@ -146,13 +146,15 @@ class Node:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.kill()
-        assert self.failures == []
+        assert self.failures == [], self.failures
 
     async def kill(self) -> None:
         """Stop without a goodbye: listener and links just end."""
         await self.listener.aclose()
         self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        (ended,) = await asyncio.gather(self._running, return_exceptions=True)
+        if not isinstance(ended, asyncio.CancelledError):
+            self.failures.append(("driver", ended or AssertionError("the driver ended by itself")))
         await self._web.shutdown(0.1)
         await self.tasks.aclose()
 

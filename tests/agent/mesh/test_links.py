@@ -10,9 +10,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from aiohttp.web import WebSocketResponse
 
 from agent.identity.admittance import Refusal
 from agent.identity.tls import context, server_name
+from agent.mesh.link import Link
+from agent.mesh.traffic import Traffic
 from agent.settings.values import PeerHint
 from router_core.mesh.actions import CloseLink, Dial, PauseReading, ResumeReading, SendFrame
 from router_core.mesh.events import (
@@ -21,6 +24,7 @@ from router_core.mesh.events import (
     FrameReceived,
     LinkBusy,
     LinkClosed,
+    LinkId,
     LinkOpened,
     LinkReady,
 )
@@ -368,6 +372,23 @@ async def test_a_flipped_bit_on_the_wire_ends_the_link(stack: AsyncExitStack, pe
         a.act(SendFrame(opened.link, b"\x03" * 100))
         await until(lambda: a.told(LinkClosed) and b.told(LinkClosed))
         assert b.told(FrameReceived) == []
+
+
+async def test_sending_on_a_transport_that_is_gone_harms_nobody(
+    stack: AsyncExitStack, people: list[Person]
+) -> None:
+    """asyncio's TLS transports forget their buffers once closed twice; the machine may still be sending then."""
+    node = await start(stack, people[0], "127.0.0.2", people[:2])
+    async with raw(node, people[1]) as client:
+        assert await client.ask() == 101
+        transport = client.writer.transport
+        link = Link(
+            LinkId(1), people[0].id16, WebSocketResponse(), transport, dialled=None, traffic=Traffic()
+        )
+        transport.close()
+        transport.close()
+        assert link.send(b"too late")
+        assert link.waiting_bytes == len(b"too late")
 
 
 async def test_a_hundred_links_and_refusals_leave_no_descriptor_behind(
