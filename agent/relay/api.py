@@ -160,7 +160,7 @@ class ApiFront:
         code = self._doors.judge(request)
         if code is not None:
             return self._error(request, code, keep=False)
-        if any(name == b"via" and b"pairmesh" in value.lower() for name, value in request.headers):
+        if [name for name, value in request.headers if name == b"via" and b"pairmesh" in value.lower()]:
             return self._error(request, "loop_detected", keep=False)
         route = route_for(request.path)
         if route is None:
@@ -227,11 +227,12 @@ class ApiFront:
         )
 
     def _hints(self, request: Request) -> tuple[tuple[str, str], ...]:
-        return tuple(
+        told = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in request.headers
             if (name.startswith(_HINT_PREFIX) and name not in _MESH_OWN) or name in self._hint_names
-        )
+        ]
+        return tuple(told)
 
     def _viewed(self, request: Request, view: View) -> Answer:
         if view is View.HEALTH:

@@ -338,16 +338,9 @@ class Courier:
         now = self._now_ms()
         self._attempt = attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
         self._w.breakers.dispatched(routed.at, int(now))
-        self._w.dispatch.note(routed.service_ms / 1000)
+        if not self._admitted:
+            self._w.dispatch.note(routed.service_ms / 1000)
         number = self._machine.attempt
-        if routed.node is None and not self._admitted:
-            cause = self._w.admission.admit(
-                route_of(routed, number), routed.served, self._asked.dialect, int(now)
-            )
-            if cause is not None:
-                self._inbox.append(ev.IngressRefused(attempt=number, cause=cause))
-                return
-        self._admitted = False
         place = self._place(routed)
         if place is None:
             self._inbox.append(ev.Lost(attempt=number, cause=Cause.GONE))
@@ -537,6 +530,8 @@ class Courier:
                 head=attempt.tail.head,
                 tail=attempt.tail.tail,
                 body_bytes=attempt.size,
+                text_bytes=self._asked.facts.text_bytes,
+                dialect=self._asked.dialect,
             )
         )
 

@@ -249,8 +249,9 @@ class Phase(Enum):
 
 
 class AttemptReport(Struct, frozen=True, kw_only=True):
-    """One finished attempt, for learning and for the journal. ``head`` and ``tail`` are windows of the answer's
-    body: they are read once by the engine's adapter and dropped."""
+    """One finished attempt, for learning and for the journal. ``text_bytes`` is the size of the prompt's text.
+    ``head`` and ``tail`` are windows of the answer's body: they are read once by the engine's adapter and dropped.
+    """
 
     side: str
     request_id: str
@@ -262,6 +263,8 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     head: bytes
     tail: bytes
     body_bytes: int
+    text_bytes: int
+    dialect: Dialect
 
 
 class AccessLine(Struct, frozen=True, kw_only=True):

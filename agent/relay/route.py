@@ -10,26 +10,27 @@ from router_core import limits
 _CLASSES = {"interactive": "i", "batch": "b", "background": "g"}
 _CLASS_OF = {short: name for name, short in _CLASSES.items()}
 _ROUTE = re.compile(
-    r"v=1;d=([A-Za-z2-7]{1,32});a=(\d{1,2});e=([a-z0-9][a-z0-9-]{0,31});i=(\d{1,10});s=(\d{1,10});p=(\d{1,9});"
+    r"v=1;d=([A-Za-z0-9]{1,32});a=(\d{1,2});e=([a-z0-9][a-z0-9-]{0,31});i=(\d{1,10});s=(\d{1,10});p=(\d{1,9});"
     r"o=(\d{1,9});c=([ibg]);w=(\d{1,9});t=(\d{1,9});r=([01])"
 )
 _SIGNATURE = 64
+_NUMBER_MOST = 10**9 - 1
 _U32 = 2**32
 
 
 def route_of(routed: Routed, attempt: int) -> RouteHeader:
-    """What a decision tells the node that is to serve it."""
+    """What a decision tells the node that is to serve it; counts are cut to what the header can carry."""
     return RouteHeader(
         decision_id=routed.decision_id,
         attempt=attempt,
         endpoint=routed.endpoint,
         inst=routed.inst,
         seq=routed.route_seq,
-        prompt_tokens=routed.prompt_tokens,
-        output_tokens=routed.output_tokens,
+        prompt_tokens=min(routed.prompt_tokens, _NUMBER_MOST),
+        output_tokens=min(routed.output_tokens, _NUMBER_MOST),
         request_class=routed.request_class,
-        wait_ms=routed.wait_ms,
-        left_ms=routed.left_ms,
+        wait_ms=min(routed.wait_ms, _NUMBER_MOST),
+        left_ms=min(routed.left_ms, _NUMBER_MOST),
         resident=routed.resident,
     )
 

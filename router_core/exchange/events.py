@@ -28,6 +28,8 @@ class Result(Enum):
     CANCELLED = "cancelled"
     REFUSED = "refused"
 
+    __hash__ = object.__hash__
+
 
 class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     """The one end of one attempt. ``fault`` says whether it counts against the endpoint."""

@@ -20,6 +20,8 @@ class FailureClass(Enum):
     DEAD = "dead"
     OTHER = "other"
 
+    __hash__ = object.__hash__
+
 
 class Cause(Enum):
     """Why an upstream's answer did not come, or ended early."""
@@ -39,6 +41,8 @@ class Cause(Enum):
     SUSPECT = "suspect"
     GONE = "gone"
     IDLE = "idle"
+
+    __hash__ = object.__hash__
 
 
 class Verdict(Enum):

@@ -27,6 +27,8 @@ class State(Enum):
     CANCELLED = "cancelled"
     REFUSED = "refused"
 
+    __hash__ = object.__hash__
+
 
 ENDED = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.REFUSED})
 

@@ -16,6 +16,8 @@ from router_core.record.state import Dialect
 _NONE = Raw()
 _T = TypeVar("_T")
 _COMPLETION_DEFAULT = 16
+_TOKENS_MOST = 10**9
+_CHOICES_MOST = 1_024
 _OFF = (b"", b"null", b"false", b"[]", b"{}", b"0")
 
 
@@ -51,6 +53,8 @@ def _decoder(kind: type[_T]) -> Callable[[Raw], _T | None]:
     decode = msgspec.json.Decoder(kind).decode
 
     def read(raw: Raw) -> _T | None:
+        if raw is _NONE:
+            return None
         try:
             return decode(raw)
         except (msgspec.MsgspecError, RecursionError):
@@ -62,7 +66,6 @@ def _decoder(kind: type[_T]) -> Callable[[Raw], _T | None]:
 _body = msgspec.json.Decoder(_Body).decode
 _text = _decoder(str)
 _int = _decoder(int)
-_flag = _decoder(bool)
 _items = _decoder(list[Raw])
 _messages = _decoder(list[_Message])
 _parts = _decoder(list[_Part])
@@ -85,17 +88,17 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     if dialect is Dialect.EMBED:
         size, items = _inputs(told.input)
         return Facts(text_bytes=size, items=items, max_tokens=0, **common)
-    common["stream"] = _flag(told.stream) is True
-    common["n"] = _at_least(_int(told.n), 1)
+    common["stream"] = bytes(told.stream) == b"true"
+    common["n"] = _whole(told.n, _CHOICES_MOST)
     common["logprobs"] = bytes(told.logprobs) not in _OFF
     common["json_schema"] = _has_schema(told.response_format)
     if dialect is Dialect.COMPLETION:
         size, _ = _inputs(told.prompt)
-        cap = _at_least(_int(told.max_tokens), 1)
+        cap = _whole(told.max_tokens, _TOKENS_MOST)
         return Facts(text_bytes=size, max_tokens=_COMPLETION_DEFAULT if cap is None else cap, **common)
-    cap = _at_least(_int(told.max_completion_tokens), 1)
+    cap = _whole(told.max_completion_tokens, _TOKENS_MOST)
     if cap is None:
-        cap = _at_least(_int(told.max_tokens), 1)
+        cap = _whole(told.max_tokens, _TOKENS_MOST)
     size, images, audio = _measure(told.messages)
     tools = bytes(told.tools) not in _OFF
     return Facts(
@@ -108,8 +111,10 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     )
 
 
-def _at_least(value: int | None, floor: int) -> int | None:
-    return value if value is not None and value >= floor else None
+def _whole(raw: Raw, most: int) -> int | None:
+    """A whole number from 1 to ``most``, else None."""
+    value = _int(raw)
+    return value if value is not None and 1 <= value <= most else None
 
 
 def _has_schema(raw: Raw) -> bool:

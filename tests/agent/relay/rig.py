@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,7 +29,7 @@ from router_core.record.state import Dialect
 
 def at(endpoint: str, node: str = "") -> Endpoint:
     """The key of an endpoint in these tests."""
-    return (node.encode(), endpoint)  # type: ignore[return-value]
+    return f"{node}/{endpoint}"
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Fleet:
         return self.alive.get(node, Liveness.FRESH)
 
     def place(self, asked: Asked) -> "Chooser":
-        self.asked.append(asked)
+        self.asked = [*self.asked[-99:], asked]
         return Chooser(self, asked)
 
 
@@ -196,17 +196,21 @@ class Listed:
 
 @dataclass(slots=True)
 class Watch:
-    """Keeps what the relay reports; a fault in its own code fails the test at the end."""
+    """Keeps what the relay reports, unless told to ``forget``; a fault in its own code fails the test at the end."""
+
+    forget: bool = False
 
     attempts: list[AttemptReport] = field(default_factory=list)
     lines: list[AccessLine] = field(default_factory=list)
     faults: list[tuple[str, BaseException]] = field(default_factory=list)
 
     def attempted(self, report: AttemptReport) -> None:
-        self.attempts.append(report)
+        if not self.forget:
+            self.attempts.append(report)
 
     def answered(self, line: AccessLine) -> None:
-        self.lines.append(line)
+        if not self.forget:
+            self.lines.append(line)
 
     def failed(self, where: str, exc: BaseException) -> None:
         self.faults.append((where, exc))
@@ -282,7 +286,7 @@ async def running(
     *upstreams: int,
     clock: Clock | None = None,
     policy: ExchangePolicy | None = None,
-    doors: Doors | None = None,
+    doors_of: Callable[[int], Doors] | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port."""
     relay = build(clock, policy)
@@ -295,7 +299,7 @@ async def running(
         place=relay.fleet.place,
         listing=lambda: relay.listed,
         phase=lambda: relay.phase,
-        doors=doors or Doors.of(address),
+        doors=doors_of(address[1]) if doors_of else Doors.of(address),
         roll=relay.roll,
     )
     dates = Dates()

@@ -165,11 +165,15 @@ async def test_with_nothing_left_the_last_upstreams_own_answer_is_told() -> None
 
 
 async def test_a_server_error_is_tried_elsewhere_only_once() -> None:
-    async with Recorder(broken) as one, Recorder(broken) as two, Recorder() as three:
-        async with running(one.port, two.port, three.port) as relay:
-            heard = await ask(relay.port, post(relay.port))
-            assert (heard.status, heard.body) == (500, b'{"error":"boom"}')
-            assert three.requests == []
+    async with (
+        Recorder(broken) as one,
+        Recorder(broken) as two,
+        Recorder() as three,
+        running(one.port, two.port, three.port) as relay,
+    ):
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, heard.body) == (500, b'{"error":"boom"}')
+        assert three.requests == []
 
 
 async def test_an_answer_about_the_request_itself_is_not_tried_elsewhere() -> None:

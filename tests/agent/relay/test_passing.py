@@ -24,6 +24,7 @@ ODD_BODIES = [
 ]
 
 
+@pytest.mark.threat("T31")
 @pytest.mark.parametrize("body", ODD_BODIES)
 async def test_a_request_body_arrives_byte_for_byte(body: bytes) -> None:
     async with Recorder() as up, running(up.port) as relay:
@@ -158,6 +159,8 @@ async def test_interim_answers_are_skipped_and_errors_of_the_engine_pass_whole()
         assert relay.watch.results() == ["answered"]
 
 
+@pytest.mark.threat("T33")
+@pytest.mark.threat("T34")
 async def test_credentials_hints_and_cookies_never_go_upstream() -> None:
     sent = (
         b"Authorization: Bearer sk-secret\r\nX-Api-Key: k\r\nCookie: c=1\r\nReferer: http://r/\r\nX-Mine: 1\r\n"

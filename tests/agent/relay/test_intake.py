@@ -1,0 +1,354 @@
+"""What is one request, what is none: smuggling, malformed heads, limits at their value and one beyond."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from agent.relay.intake import BodyReader, HeadReader, Request
+from router_core import limits
+from tests.agent.relay.client import BODY, Client, ask, post
+from tests.agent.relay.rig import running
+from tests.support.recorder import Recorder
+from tests.support.until import until
+
+LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
+HOST = b"Host: 127.0.0.1:%d\r\n"
+TYPE = b"Content-Type: application/json\r\n"
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+TE = b"Transfer-Encoding: chunked\r\n"
+
+MALFORMED = {
+    "length and coding": LINE + HOST + TYPE + LENGTH + TE + b"\r\n" + CHUNKED,
+    "coding and length": LINE + HOST + TYPE + TE + LENGTH + b"\r\n" + CHUNKED,
+    "two equal lengths": LINE + HOST + TYPE + LENGTH + LENGTH + b"\r\n" + BODY,
+    "two lengths": LINE + HOST + TYPE + LENGTH + b"Content-Length: 1\r\n\r\n" + BODY,
+    "a list of lengths": LINE + HOST + TYPE + b"Content-Length: 5, 5\r\n\r\n" + BODY,
+    "signed length": LINE + HOST + TYPE + b"Content-Length: +5\r\n\r\n" + BODY,
+    "negative length": LINE + HOST + TYPE + b"Content-Length: -5\r\n\r\n" + BODY,
+    "hex length": LINE + HOST + TYPE + b"Content-Length: 0x5\r\n\r\n" + BODY,
+    "endless length": LINE + HOST + TYPE + b"Content-Length: 99999999999999999999\r\n\r\n" + BODY,
+    "coding list": LINE + HOST + TYPE + b"Transfer-Encoding: chunked, identity\r\n\r\n" + CHUNKED,
+    "gzip, chunked": LINE + HOST + TYPE + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED,
+    "two codings": LINE + HOST + TYPE + TE + TE + b"\r\n" + CHUNKED,
+    "identity": LINE + HOST + TYPE + b"Transfer-Encoding: identity\r\n\r\n" + BODY,
+    "coding with a tab": LINE + HOST + TYPE + b"Transfer-Encoding:\x0bchunked\r\n\r\n" + CHUNKED,
+    "coding on 1.0": b"POST /v1/chat/completions HTTP/1.0\r\n" + HOST + TYPE + TE + b"\r\n" + CHUNKED,
+    "folded header": LINE + HOST + TYPE + b"X-A: b\r\n c\r\n" + LENGTH + b"\r\n" + BODY,
+    "folded length": LINE + HOST + TYPE + b"Content-Length:\r\n 5\r\n\r\n" + BODY,
+    "bare LF in the head": LINE + HOST + TYPE + b"X-A: b\n" + LENGTH + b"\r\n" + BODY,
+    "bare LF line ends": (LINE + HOST + TYPE + LENGTH + b"\r\n").replace(b"\r\n", b"\n") + BODY,
+    "bare CR": LINE + HOST + TYPE + b"X-A: b\rX-B: c\r\n" + LENGTH + b"\r\n" + BODY,
+    "space before the colon": LINE + HOST + TYPE + b"Content-Length : 5\r\n\r\n" + BODY,
+    "space before a name": LINE + HOST + TYPE + b" X-A: b\r\n" + LENGTH + b"\r\n" + BODY,
+    "no colon": LINE + HOST + TYPE + b"X-A\r\n" + LENGTH + b"\r\n" + BODY,
+    "NUL in a value": LINE + HOST + TYPE + b"X-A: a\x00b\r\n" + LENGTH + b"\r\n" + BODY,
+    "NUL in a name": LINE + HOST + TYPE + b"X\x00A: b\r\n" + LENGTH + b"\r\n" + BODY,
+    "DEL in a value": LINE + HOST + TYPE + b"X-A: a\x7fb\r\n" + LENGTH + b"\r\n" + BODY,
+    "chunk size overflow": LINE + HOST + TYPE + TE + b"\r\n" + b"1" + b"0" * 17 + b"\r\n",
+    "chunk size junk": LINE + HOST + TYPE + TE + b"\r\n" + b"5x\r\nhello\r\n0\r\n\r\n",
+    "chunk size with 0x": LINE + HOST + TYPE + TE + b"\r\n" + b"0x5\r\nhello\r\n0\r\n\r\n",
+    "chunk size with space": LINE + HOST + TYPE + TE + b"\r\n" + b"5 \r\nhello\r\n0\r\n\r\n",
+    "chunk ended by LF": LINE + HOST + TYPE + TE + b"\r\n" + b"5\nhello\r\n0\r\n\r\n",
+    "chunk longer than told": LINE + HOST + TYPE + TE + b"\r\n" + b"2\r\nhello\r\n0\r\n\r\n",
+    "absolute form": b"POST http://127.0.0.1/v1/chat/completions HTTP/1.1\r\n"
+    + HOST
+    + TYPE
+    + LENGTH
+    + b"\r\n"
+    + BODY,
+    "authority form": b"CONNECT 127.0.0.1:80 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "asterisk form": b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n",
+    "fragment": b"POST /v1/chat/completions#x HTTP/1.1\r\n" + HOST + TYPE + LENGTH + b"\r\n" + BODY,
+    "two hosts": LINE + HOST + HOST + TYPE + LENGTH + b"\r\n" + BODY,
+    "no host": LINE + TYPE + LENGTH + b"\r\n" + BODY,
+    "empty host": LINE + b"Host: \r\n" + TYPE + LENGTH + b"\r\n" + BODY,
+    "upgrade to anything else": LINE
+    + HOST
+    + TYPE
+    + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    + LENGTH
+    + b"\r\n",
+    "upgrade without nomination": LINE + HOST + TYPE + b"Upgrade: foo\r\n" + LENGTH + b"\r\n" + BODY,
+    "HTTP/0.9": b"GET /\r\n\r\n",
+    "HTTP/2.0": b"GET / HTTP/2.0\r\n" + HOST + b"\r\n",
+    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "unknown method": b"FROB / HTTP/1.1\r\n" + HOST + b"\r\n",
+    "dot segments": b"GET /v1/../health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "double slash": b"GET //health HTTP/1.1\r\n" + HOST + b"\r\n",
+    "encoded slash": b"GET /v1%2Fmodels HTTP/1.1\r\n" + HOST + b"\r\n",
+    "encoded NUL": b"GET /v1/models/a%00 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+}
+
+
+@pytest.mark.threat("T32")
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_what_is_not_exactly_one_request_is_refused_and_reaches_nobody(name: str) -> None:
+    raw = MALFORMED[name]
+    async with Recorder() as up, running(up.port) as relay:
+        raw = raw.replace(HOST, HOST % relay.port)
+        client = await Client.to(relay.port)
+        await client.send(raw)
+        heard = await client.heard()
+        assert heard.status == 400
+        assert heard.headers["connection"] == "close"
+        client.writer.write_eof()
+        await client.ended()
+        client.close()
+        assert up.requests == []
+        relay.assert_idle()
+
+
+async def test_a_request_hidden_behind_a_chunked_body_never_runs() -> None:
+    hidden = b"POST /v1/completions HTTP/1.1\r\n"
+    async with Recorder() as up, running(up.port) as relay:
+        heard = await ask(relay.port, LINE + HOST % relay.port + TYPE + TE + b"\r\n" + CHUNKED + hidden)
+        assert (heard.status, heard.headers["connection"]) == (200, "close")
+        assert [request.body for request in up.requests] == [BODY]
+
+
+async def test_a_head_may_come_byte_by_byte() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for byte in post(relay.port):
+            await client.send(bytes((byte,)))
+        assert (await client.heard()).status == 200
+        client.close()
+
+
+def read_head(raw: bytes) -> Request | str | None:
+    read = HeadReader().feed(raw)
+    return None if read is None else read[0]
+
+
+def head_of(size: int) -> bytes:
+    start = b"GET / HTTP/1.1\r\nHost: a\r\nX-Fill: "
+    return start + b"f" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+def test_a_head_at_its_limit_passes_and_one_byte_more_does_not() -> None:
+    assert isinstance(read_head(head_of(limits.REQUEST_HEAD)), Request)
+    assert read_head(head_of(limits.REQUEST_HEAD + 1)) == "head_too_large"
+
+
+def test_an_endless_header_is_refused_before_its_end() -> None:
+    reader = HeadReader()
+    assert reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\nX-Fill: ") is None
+    verdict = None
+    for _ in range(9):
+        verdict = reader.feed(b"f" * 4_096)
+        if verdict is not None:
+            break
+    assert verdict is not None
+    assert verdict[0] == "head_too_large"
+
+
+def test_a_target_at_its_limit_passes_and_one_byte_more_does_not() -> None:
+    def head(size: int) -> bytes:
+        return b"GET /" + b"a" * (size - 1) + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    assert isinstance(read_head(head(limits.REQUEST_TARGET)), Request)
+    assert read_head(head(limits.REQUEST_TARGET + 1)) == "target_too_long"
+    assert read_head(b"GET /" + b"a" * 40_000) == "target_too_long"
+
+
+def test_a_hundred_headers_pass_and_one_more_does_not() -> None:
+    def head(count: int) -> bytes:
+        return b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * (count - 1) + b"\r\n"
+
+    assert isinstance(read_head(head(limits.REQUEST_HEADERS)), Request)
+    assert read_head(head(limits.REQUEST_HEADERS + 1)) == "head_too_large"
+
+
+def test_a_chunked_body_is_refused_at_the_byte_that_exceeds_the_limit() -> None:
+    request = read_head(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert isinstance(request, Request)
+    block = b"x" * limits.MIB
+    for size, expected in ((limits.REQUEST_BODY, True), (limits.REQUEST_BODY + 1, "body_too_large")):
+        reader = BodyReader(request)
+        verdict: bool | str = False
+        for _ in range(limits.REQUEST_BODY // limits.MIB):
+            verdict, _ = reader.feed(b"%x\r\n%s\r\n" % (len(block), block))
+        assert verdict is False
+        extra = size - limits.REQUEST_BODY
+        verdict, _ = reader.feed((b"%x\r\n%s\r\n" % (extra, b"x" * extra) if extra else b"") + b"0\r\n\r\n")
+        assert verdict == expected
+
+
+def test_chunk_framing_without_body_bytes_is_bounded() -> None:
+    request = read_head(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert isinstance(request, Request)
+    for filler in (b"1;" + b"e" * 4_094, b"0\r\n" + b"t: " + b"e" * 4_091):
+        reader = BodyReader(request)
+        verdicts = [reader.feed(filler)[0]] + [reader.feed(b"e" * 4_096)[0] for _ in range(12)]
+        assert "bad_request" in verdicts
+
+
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        heard = await ask(
+            relay.port,
+            LINE + HOST % relay.port + TYPE + b"Content-Length: %d\r\n\r\n" % (limits.REQUEST_BODY + 1),
+        )
+        assert heard.status == 413
+        assert relay.watch.lines[0].code == "body_too_large"
+
+
+async def test_a_body_at_the_limit_passes() -> None:
+    filler = b'{"model":"m","x":"'
+    body = filler + b"x" * (limits.REQUEST_BODY - len(filler) - 2) + b'"}'
+    async with Recorder() as up, running(up.port) as relay:
+        assert (await ask(relay.port, post(relay.port, body))).status == 200
+        assert up.requests[0].body == body
+        relay.assert_idle()
+
+
+async def test_bodies_beyond_the_common_memory_are_refused_before_they_are_read() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        relay.buffered.limit = len(BODY)
+        first = await Client.to(relay.port)
+        await first.send(post(relay.port)[:-1])
+        await until(lambda: relay.buffered.held == len(BODY))
+        heard = await ask(relay.port, post(relay.port))
+        assert heard.status == 503
+        assert int(heard.headers["retry-after"]) >= 1
+        await first.send(BODY[-1:])
+        assert (await first.heard()).status == 200
+        first.close()
+        relay.assert_idle()
+
+
+class ShiftedClock:
+    """The host's clock, moved forward at will."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+        self._loop = asyncio.get_running_loop()
+
+    def boot_ms(self) -> int:
+        return int(self._loop.time() * 1000) + self.ahead_ms
+
+    def boot_us(self) -> int:
+        return int(self._loop.time() * 1_000_000) + self.ahead_ms * 1000
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+def tick(relay: object) -> None:
+    for connection in relay.roll:  # type: ignore[attr-defined]
+        connection.tick(relay.clock.boot_ms())  # type: ignore[attr-defined]
+
+
+@pytest.mark.threat("T20")
+async def test_a_head_that_takes_too_long_is_408() -> None:
+    clock = ShiftedClock()
+    async with Recorder() as up, running(up.port, clock=clock) as relay:
+        client = await Client.to(relay.port)
+        await client.send(LINE + b"Host")
+        await until(lambda: any(each._phase.value == "head" for each in relay.roll))
+        clock.ahead_ms = limits.REQUEST_HEAD_TIME - 1_000
+        tick(relay)
+        assert len(relay.watch.lines) == 0
+        clock.ahead_ms = limits.REQUEST_HEAD_TIME + 1_000
+        tick(relay)
+        assert (await client.heard()).status == 408
+        client.close()
+
+
+async def test_a_body_that_trickles_is_408() -> None:
+    clock = ShiftedClock()
+    async with Recorder() as up, running(up.port, clock=clock) as relay:
+        client = await Client.to(relay.port)
+        await client.send(LINE + HOST % relay.port + TYPE + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1_000)
+        await until(lambda: relay.buffered.held)
+        clock.ahead_ms = limits.BODY_PACE_GRACE - 1_000
+        tick(relay)
+        assert len(relay.watch.lines) == 0
+        clock.ahead_ms = limits.BODY_PACE_GRACE + 1_000
+        tick(relay)
+        assert (await client.heard()).status == 408
+        client.close()
+        relay.assert_idle()
+
+
+async def test_a_body_fast_enough_is_left_alone() -> None:
+    clock = ShiftedClock()
+    async with Recorder() as up, running(up.port, clock=clock) as relay:
+        client = await Client.to(relay.port)
+        await client.send(
+            LINE + HOST % relay.port + TYPE + b"Content-Length: 1000000\r\n\r\n" + b"x" * 100_000
+        )
+        await until(lambda: any(each._body and each._body.received == 100_000 for each in relay.roll))
+        clock.ahead_ms = 10_000
+        tick(relay)
+        assert len(relay.watch.lines) == 0
+        client.close()
+
+
+async def test_an_idle_connection_is_closed_after_ninety_seconds() -> None:
+    clock = ShiftedClock()
+    async with Recorder() as up, running(up.port, clock=clock) as relay:
+        client = await Client.to(relay.port)
+        await client.send(post(relay.port))
+        await client.heard()
+        clock.ahead_ms = limits.KEEP_ALIVE_IDLE - 1_000
+        tick(relay)
+        await client.send(post(relay.port))
+        await client.heard()
+        clock.ahead_ms += limits.KEEP_ALIVE_IDLE + 1_000
+        tick(relay)
+        await client.ended()
+        client.close()
+
+
+@pytest.mark.threat("T22")
+async def test_a_client_that_stops_reading_is_dropped_after_thirty_seconds() -> None:
+    clock = ShiftedClock()
+    ended = asyncio.Event()
+
+    async def script(exchange: object) -> None:
+        try:
+            await exchange.begin_stream()  # type: ignore[attr-defined]
+            while True:
+                await exchange.chunk(b"x" * 100_000)  # type: ignore[attr-defined]
+        except ConnectionError:
+            ended.set()
+
+    async with Recorder(script) as up, running(up.port, clock=clock) as relay:  # type: ignore[arg-type]
+        client = await Client.to(relay.port)
+        client.writer.transport.pause_reading()
+        await client.send(post(relay.port))
+        await until(lambda: any(each._stalled_at for each in relay.roll))
+        tick(relay)
+        clock.ahead_ms = limits.WRITE_STALL + 1_000
+        tick(relay)
+        await asyncio.wait_for(ended.wait(), 5)
+        await until(lambda: relay.watch.lines)
+        assert (relay.watch.lines[0].status, relay.watch.lines[0].code) == (499, "slow_client")
+        client.reset()
+
+
+async def test_other_expectations_cannot_be_met() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        heard = await ask(relay.port, post(relay.port, headers=b"Expect: 200-ok\r\n"))
+        assert heard.status == 417
+        assert up.requests == []
+
+
+async def test_a_refused_body_is_drained_only_so_far() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        head = b"POST /nope HTTP/1.1\r\n" + HOST % relay.port + b"Content-Length: 10000000\r\n\r\n"
+        await client.send(head)
+        assert (await client.heard()).status == 404
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 10_000_000 - 65_536:
+                await client.send(b"x" * 65_536)
+                await asyncio.sleep(0)
+                sent += 65_536
+        assert sent < 9_000_000
+        client.close()

@@ -1,0 +1,149 @@
+"""What is read of a body: counts and flags. What is odd reads as not told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.relay.dialects import openai
+from agent.relay.dialects.facts import BodyFault, Facts
+from router_core.record.state import Dialect
+
+
+def chat(**told: Any) -> Facts:
+    facts = openai.read(Dialect.CHAT, json.dumps({"model": "m"} | told, separators=(",", ":")).encode())
+    assert isinstance(facts, Facts)
+    return facts
+
+
+def test_text_is_measured_and_pictures_are_counted() -> None:
+    facts = chat(
+        messages=[
+            {"role": "system", "content": "x" * 10},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "y" * 20},
+                    {"type": "image_url", "image_url": {"url": "data:" + "z" * 10_000}},
+                    {"type": "input_audio", "input_audio": {"data": "z" * 10_000}},
+                ],
+            },
+            {"role": "assistant", "content": None},
+        ]
+    )
+    assert (facts.text_bytes, facts.images, facts.audio_parts) == (30, 1, 1)
+
+
+def test_tools_count_as_text_and_as_a_need() -> None:
+    tools = [{"type": "function"}]
+    facts = chat(tools=tools)
+    assert facts.tools
+    assert facts.text_bytes == len(json.dumps(tools, separators=(",", ":")))
+    assert not chat(tools=[]).tools
+    assert not chat(tools=None).tools
+
+
+@pytest.mark.parametrize(
+    ("told", "cap"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 7, "max_tokens": 5}, 7),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": "5"}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 10**30}, None),
+        ({}, None),
+    ],
+)
+def test_an_output_cap_is_a_whole_number_or_not_told(told: dict[str, Any], cap: int | None) -> None:
+    assert chat(**told).max_tokens == cap
+
+
+def test_a_completion_ends_after_sixteen_tokens_unless_told() -> None:
+    def cap(body: bytes) -> int | None:
+        facts = openai.read(Dialect.COMPLETION, body)
+        assert isinstance(facts, Facts)
+        return facts.max_tokens
+
+    assert cap(b'{"model":"m","prompt":"p"}') == 16
+    assert cap(b'{"model":"m","prompt":"p","max_tokens":3}') == 3
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"), [(True, True), (False, False), (None, False), ("true", False), (1, False)]
+)
+def test_only_true_streams(stream: object, expected: bool) -> None:
+    assert chat(stream=stream).stream is expected
+
+
+def test_flags_need_a_value_that_says_yes() -> None:
+    assert chat(logprobs=True).logprobs
+    assert not chat(logprobs=False).logprobs
+    assert chat(response_format={"type": "json_schema", "json_schema": {}}).json_schema
+    assert not chat(response_format={"type": "json_object"}).json_schema
+    assert not chat(response_format="json_schema").json_schema
+    assert (chat(n=3).n, chat(n=0).n, chat(n="2").n) == (3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("given_input", "size", "items"),
+    [
+        ("hello", 5, 1),
+        (["a", "bcd"], 4, 2),
+        ([1, 2, 3], 7, 1),
+        ([[1, 2], [3]], 8, 2),
+        ([], 0, 0),
+        (None, 0, None),
+    ],
+)
+def test_inputs_of_embeddings_are_counted(given_input: object, size: int, items: int | None) -> None:
+    body = json.dumps({"model": "m", "input": given_input}, separators=(",", ":")).encode()
+    facts = openai.read(Dialect.EMBED, body)
+    assert isinstance(facts, Facts)
+    assert (facts.text_bytes, facts.items, facts.max_tokens, facts.stream) == (size, items, 0, False)
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["stream", "max_tokens", "max_completion_tokens", "messages", "prompt", "input", "tools", "response_format", "logprobs", "n", "pairmesh"]
+)
+
+
+@given(
+    st.dictionaries(FIELDS, ODD, max_size=8),
+    st.sampled_from((Dialect.CHAT, Dialect.COMPLETION, Dialect.EMBED)),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_oddity_but_the_models_is_ours_to_refuse(told: dict[str, Any], dialect: Dialect) -> None:
+    facts = openai.read(dialect, json.dumps({"model": "m"} | told).encode())
+    assert isinstance(facts, Facts)
+    assert facts.model == "m"
+
+
+@given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_facts_or_a_fault(body: bytes) -> None:
+    assert isinstance(openai.read(Dialect.CHAT, body), Facts | BodyFault)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (404, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (429, "rate_limit_error"),
+        (503, "server_error"),
+    ],
+)
+def test_the_envelope_names_the_kind_of_error(status: int, kind: str) -> None:
+    told = json.loads(openai.error(status, "some_code", "words"))
+    assert told == {"error": {"message": "words", "type": kind, "param": None, "code": "some_code"}}

@@ -1,0 +1,76 @@
+"""Windows and counts of a passing answer, whatever the pieces it comes in."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.relay.dialects.tail import HEAD_WINDOW, TAIL_WINDOW, Tail
+
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}'
+WORD = b'data: {"choices":[{"delta":{"content":"w"}}]}'
+STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}'
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":3}}'
+DONE = b"data: [DONE]"
+
+
+def fed(data: bytes, cuts: list[int], *, events: bool = True) -> Tail:
+    tail = Tail(events=events)
+    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    for number, (start, end) in enumerate(itertools.pairwise(places)):
+        tail.feed(data[start:end], float(number))
+    return tail
+
+
+@given(st.binary(max_size=40_000), st.lists(st.integers(0, 40_000), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_the_windows_are_the_two_ends_of_the_body(data: bytes, cuts: list[int]) -> None:
+    tail = fed(data, cuts, events=False)
+    assert tail.head == data[:HEAD_WINDOW]
+    assert tail.tail == data[-TAIL_WINDOW:]
+    assert tail.size == len(data)
+    assert tail.content_events is None
+
+
+@given(
+    st.integers(0, 40),
+    st.lists(st.sampled_from((STOP, USAGE, DONE, b": ping")), max_size=4),
+    st.sampled_from((b"\n", b"\r\n")),
+    st.lists(st.integers(0, 10_000), max_size=30),
+)
+@settings(max_examples=100, deadline=None)
+def test_content_events_are_counted_however_the_bytes_are_cut(
+    words: int, endings: list[bytes], line_end: bytes, cuts: list[int]
+) -> None:
+    events = [b": hello", ROLE, *[WORD] * words, *endings]
+    data = b"".join(event + line_end * 2 for event in events)
+    tail = fed(data, cuts)
+    assert tail.content_events == words
+    assert (tail.first_content_ms is None) is (words == 0)
+    assert not tail.mid_event
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"choices":[{"delta":{"reasoning_content":"t"}}]}',
+        b'data:{"choices":[{"delta":{"tool_calls":[{}]}}]}',
+        b'data: {"choices":[{"text":"t"}]}',
+        b"event: x\ndata: " + WORD[6:],
+    ],
+)
+def test_reasoning_tools_and_completions_are_content_too(event: bytes) -> None:
+    assert fed(event + b"\n\n", []).content_events == 1
+
+
+def test_the_middle_of_an_event_is_known() -> None:
+    assert fed(WORD + b"\n\n" + WORD[:9], []).mid_event
+    assert not fed(b"", []).mid_event
+
+
+def test_a_long_start_without_content_stops_the_search() -> None:
+    tail = Tail(events=True)
+    for _ in range(20):
+        tail.feed(b": " + b"c" * 1_000 + b"\n\n", 5.0)
+    assert tail.first_content_ms is not None
