@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
@@ -26,6 +27,10 @@ CONNECTIONS = 2
 KEEP_IDLE_S = 3.0
 EVENT_SILENCE_S = 90.0
 PROBE_HEADER = "X-NVPAIR-Engine-Identity-Probe"
+
+BROKEN = (aiohttp.ClientError, HttpProcessingError, TimeoutError, OSError, ValueError)
+"""Whatever a connection or an answer can fail with. Their texts may quote what was received: only the class
+is kept."""
 
 AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 
@@ -112,8 +117,8 @@ class EngineClient:
             ) as answer:
                 body = await _bounded(answer, cap)
                 return Reply(status=answer.status, headers=_lowered(answer.headers), body=body)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _unreachable(error) from error
+        except BROKEN as error:
+            raise _unreachable(error) from None
 
     async def get_json(self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY) -> Any:
         """The JSON of a 200 answer to GET ``path``."""
@@ -128,7 +133,7 @@ class EngineClient:
             async with asyncio.timeout(FAST_S):
                 _, writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError) as error:
-            raise EngineUnreachable("connect", type(error).__name__) from error
+            raise EngineUnreachable("connect", type(error).__name__) from None
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -148,8 +153,8 @@ class EngineClient:
                 async for line in answer.content:
                     if line.startswith(b"data:"):
                         yield line[5:].strip()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _unreachable(error) from error
+        except BROKEN as error:
+            raise _unreachable(error) from None
         raise EngineUnreachable("read", "event stream ended")
 
 

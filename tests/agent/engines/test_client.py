@@ -1,0 +1,213 @@
+"""The polling client over real sockets: what it refuses to do and to read."""
+
+import asyncio
+import contextlib
+import gzip
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from agent.engines.client import EngineClient, may_connect
+from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
+from agent.settings.manifest import EngineKind, EngineUrl, Manifest
+from tests.support.engine_setup import client_of, manifest
+from tests.support.fakes.replay import ReplayServer, Sample
+
+MIB = 1024 * 1024
+
+
+@contextlib.asynccontextmanager
+async def raw_server(answer: bytes, *, close: bool = True) -> AsyncIterator[int]:
+    """A server that sends ``answer`` to whoever connects."""
+
+    talks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks.add(asyncio.current_task())  # type: ignore[arg-type]
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            if not close:
+                await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        await asyncio.gather(*talks)
+
+
+async def test_a_redirect_is_an_error_and_never_followed() -> None:
+    target = ReplayServer({"/x": Sample(200, {}, b"{}")})
+    async with target.serving():
+        for location in ("http://169.254.169.254/latest", f"http://127.0.0.1:{target.port}/x", "/x"):
+            server = ReplayServer({"/v1/models": Sample(302, {"Location": location})})
+            async with server.serving(), client_of(manifest(server.port)) as client:
+                with pytest.raises(EngineMisspoke) as caught:
+                    await client.get_json("/v1/models")
+            assert caught.value.reason == "redirect"
+            assert server.calls == [("GET", "/v1/models")]
+    assert target.calls == []
+
+
+async def test_a_listing_of_five_mebibytes_is_refused_with_and_without_a_length() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(5 * 16):
+                await response.write(bytes(MIB // 16))
+        return response
+
+    server = ReplayServer({"/told": Sample(body=bytes(5 * MIB)), "/untold": endless})
+    async with server.serving(), client_of(manifest(server.port)) as client:
+        for path in ("/told", "/untold"):
+            with pytest.raises(EngineMisspoke) as caught:
+                await client.get(path)
+            assert caught.value.reason == "too_large"
+
+
+async def test_a_compressed_body_is_not_unpacked() -> None:
+    bomb = Sample(200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(64 * MIB)))
+    server = ReplayServer({"/v1/models": bomb})
+    async with server.serving(), client_of(manifest(server.port)) as client:
+        with pytest.raises(EngineMisspoke) as caught:
+            await client.get_json("/v1/models")
+    assert caught.value.reason == "not_json"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"a": NaN}', b"null " * 3],
+    ids=lambda body: body[:8].hex(),
+)
+async def test_bodies_that_are_no_json_are_told_as_such(body: bytes) -> None:
+    server = ReplayServer({"/v1/models": Sample(body=body)})
+    async with server.serving(), client_of(manifest(server.port)) as client:
+        with pytest.raises(EngineMisspoke) as caught:
+            await client.get_json("/v1/models")
+    assert caught.value.reason == "not_json"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"hello\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    ],
+    ids=["nothing", "no-http", "short", "bad-chunk", "long-header"],
+)
+async def test_malformed_answers_are_unreachable_and_not_a_crash(answer: bytes) -> None:
+    async with raw_server(answer) as port, client_of(manifest(port)) as client:
+        with pytest.raises(EngineUnreachable) as caught:
+            await client.get("/health")
+    assert caught.value.reason == "read"
+
+
+async def test_silence_ends_in_a_timeout() -> None:
+    async with raw_server(b"", close=False) as port, client_of(manifest(port)) as client:
+        with pytest.raises(EngineUnreachable) as caught:
+            await client.get("/health", timeout_s=0.05)
+    assert caught.value.reason == "timeout"
+
+
+async def test_nothing_is_connected_outside_loopback_without_remote_host() -> None:
+    described = manifest(9, host="192.0.2.1")
+    async with client_of(described) as client:
+        for call in (client.get("/health"), client.touch()):
+            with pytest.raises(EngineUnreachable) as caught:
+                await call
+            assert caught.value.reason == "guard"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "allowed"),
+    [
+        ("127.0.0.1", 8080, True),
+        ("127.0.0.1", 8081, False),
+        ("127.0.0.2", 8080, False),
+        ("::1", 8080, False),
+        ("169.254.169.254", 8080, False),
+        ("::ffff:127.0.0.1", 8080, False),
+        ("2130706433", 8080, False),
+        ("localhost", 8080, False),
+    ],
+)
+def test_only_the_manifests_own_address_may_be_connected(host: str, port: int, allowed: bool) -> None:
+    assert may_connect(manifest(8080), host, port) is allowed
+
+
+def test_a_remote_host_is_exactly_the_manifests_address() -> None:
+    described = manifest(8080, host="192.0.2.7", remote_host=True)
+    assert may_connect(described, "192.0.2.7", 8080)
+    assert not may_connect(described, "192.0.2.8", 8080)
+    assert not may_connect(described, "127.0.0.1", 8080)
+
+
+def test_a_cloud_name_may_not_resolve_to_this_host_or_this_link() -> None:
+    described = Manifest(
+        name="cloud",
+        url=EngineUrl(scheme="https", host="api.example.com", port=443),
+        engine=EngineKind.OPENAI,
+        cloud=True,
+        remote_host=True,
+    )
+    assert may_connect(described, "203.0.113.9", 443)
+    for host in ("127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1"):
+        assert not may_connect(described, host, 443)
+
+
+async def test_only_our_own_key_travels_and_it_never_prints() -> None:
+    seen: list[dict[str, str]] = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        seen.append({name.lower(): value for name, value in request.headers.items()})
+        return web.Response(headers={"Set-Cookie": "a=b"}, text="{}")
+
+    server = ReplayServer({"/props": note})
+    async with server.serving():
+        client = EngineClient(manifest(server.port), Credential("secret-key"))
+        for _ in range(2):
+            await client.get("/props")
+        await client.aclose()
+    assert [sorted(headers) for headers in seen] == [
+        ["accept", "accept-encoding", "authorization", "host", "user-agent"]
+    ] * 2
+    assert seen[0]["authorization"] == "Bearer secret-key"
+    assert "secret" not in repr(Credential("secret-key"))
+
+
+async def test_events_are_read_one_by_one_and_an_end_is_told() -> None:
+    answer = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        b': ping\n\ndata: {"a":1}\n\ndata: {"a":2}\n\n'
+    )
+    got: list[bytes] = []
+    assert await follow(answer, got) == "read"
+    assert got == [b"", b'{"a":1}', b'{"a":2}']
+
+
+async def test_an_event_line_without_end_is_refused() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: " + b"x" * 2 * MIB
+    assert await follow(answer, []) == "read"
+
+
+async def follow(answer: bytes, got: list[bytes]) -> str:
+    """Collect the events in ``answer``; the reason why the stream ended."""
+    async with (
+        raw_server(answer) as port, client_of(manifest(port)) as client,
+        contextlib.aclosing(client.events("/models/sse")) as events,
+    ):
+        try:
+            async for event in events:
+                got.append(event)  # noqa: PERF401
+        except EngineUnreachable as end:
+            return end.reason
+    return "no end"
