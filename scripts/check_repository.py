@@ -11,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+")
 FORBIDDEN = {
-    "a package registry's host": re.compile(r"\b(?:files\.)?py" + r"(?:pi\.org|thonhosted)|npm" + r"js\.(?:com|org)|deb\." + r"debian\.org"),
+    "a package registry's host": re.compile(
+        r"\b(?:files\.)?py" + r"(?:pi\.org|thonhosted)|npm" + r"js\.(?:com|org)|deb\." + r"debian\.org"
+    ),
     "a path of one machine": re.compile(r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers|wo" + r"rk|ro" + r"ot)/\w"),
 }
 COMMAND_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -47,7 +49,9 @@ def readme_commands(readme: str) -> list[list[str]]:
     """Every line of the README's ``sh`` blocks that starts one of our own commands."""
     lines = [line for block in COMMAND_BLOCK.findall(readme) for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in commands if words and (words[0] == "pairmesh" or words[0].startswith("scripts/"))]
+    return [
+        words for words in commands if words and (words[0] == "pairmesh" or words[0].startswith("scripts/"))
+    ]
 
 
 def faults_of_readme() -> list[str]:
@@ -71,7 +75,7 @@ def faults_of_readme() -> list[str]:
 
 
 def faults_of_generated() -> list[str]:
-    from agent.settings.reference import reference
+    from agent.settings.show import reference
 
     made = {"settings": reference()}
     readme = (ROOT / "README.md").read_text()
@@ -84,7 +88,7 @@ def faults_of_generated() -> list[str]:
 
 
 def write_generated() -> None:
-    from agent.settings.reference import reference
+    from agent.settings.show import reference
 
     made = {"settings": reference()}
     path = ROOT / "README.md"
@@ -102,7 +106,9 @@ def faults_of_replay() -> list[str]:
     for entry in entries:
         file, _, name = entry["test"].partition("::")
         path = ROOT / file
-        if not path.is_file() or (name and f"def {name.rpartition('::')[2].partition('[')[0]}(" not in path.read_text()):
+        if not path.is_file() or (
+            name and f"def {name.rpartition('::')[2].partition('[')[0]}(" not in path.read_text()
+        ):
             faults.append(f"tests/replay.toml: {entry['id']}: no such test: {entry['test']}")
     return faults
 
@@ -111,7 +117,13 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     if "--write" in sys.argv[1:]:
         write_generated()
-    faults = [*faults_of_text(), *faults_of_pins(), *faults_of_readme(), *faults_of_generated(), *faults_of_replay()]
+    faults = [
+        *faults_of_text(),
+        *faults_of_pins(),
+        *faults_of_readme(),
+        *faults_of_generated(),
+        *faults_of_replay(),
+    ]
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

@@ -117,8 +117,9 @@ class Publisher:
     def set_bodies(self, volatile: Volatile, static: Static, urgent: bool, due_ms: int | None) -> None:
         """The newest bodies; raises ``LocalMisuse`` (and keeps the last ones) if they can never be sent.
 
-        A V speaks in the positions of its own S: while a changed S has to wait, so does the V that came with it, and
-        the last one of the S in force goes on being published.
+        A V speaks in the positions of its own S. While a changed S has to wait for its bucket, the V that came with it
+        goes out under the S in force if both list the same things in the same places; else it waits, too, and the last
+        V of the S in force goes on being published.
         """
         fit_volatile(replace(volatile, lost=_LOST_MOST))
         static = fit_static(static)
@@ -128,6 +129,8 @@ class Publisher:
             self._volatile, self._static, self._next = volatile, static, None
         else:
             self._next = volatile, static
+            if self._static is not None and _places(static) == _places(self._static):
+                self._volatile = volatile
 
     def hurry(self) -> None:
         """Something of ours changed that cannot wait for the next V."""
@@ -311,3 +314,12 @@ class Publisher:
             self._farewell = True
             self._silent_until = now + self._policy.conflict_ms
         return self.begin_epoch(heard_epoch)
+
+
+def _places(static: Static) -> tuple[object, ...]:
+    """What V's positions refer to."""
+    return (
+        tuple(gpu.uuid8 for gpu in static.gpus),
+        tuple(engine.name for engine in static.engines),
+        tuple((model.engine, model.name) for model in static.models),
+    )

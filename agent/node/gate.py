@@ -1,0 +1,55 @@
+"""The serving node's last word on a request of a peer's router, and its newest record to send along.
+
+Judged on the live fleet and the live work, before a body is read. Refuses to choose: the router chose.
+"""
+
+from collections.abc import Callable, Mapping
+
+from agent.relay.ports import RouteHeader
+from router_core.placement.fleet import Fleet
+from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
+from router_core.record.envelope import Sealed
+from router_core.record.membership import Member
+from router_core.record.state import Dialect
+
+
+class Gate:
+    """Satisfies the relay's ``Admission``."""
+
+    def __init__(
+        self,
+        *,
+        by_der: Callable[[], Mapping[bytes, Member]],
+        fleet: Callable[[], Fleet],
+        fresh: Callable[[], Sealed | None],
+    ) -> None:
+        self._by_der = by_der
+        self._fleet = fleet
+        self._fresh = fresh
+
+    def member(self, der: bytes) -> Member | None:
+        """Who holds this certificate now."""
+        return self._by_der().get(der)
+
+    def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
+        """None to let the request in, else the cause of the refusal."""
+        ask = IngressAsk(
+            endpoint=route.endpoint,
+            model=model,
+            dialect=int(dialect),
+            resident=route.resident,
+            wait_ms=route.wait_ms,
+            left_ms=route.left_ms,
+        )
+        cause = admit(ask, self._fleet(), now)
+        return cause.value if cause is not None else None
+
+    def service_ms(self, route: RouteHeader, model: str) -> float:
+        """What the request takes alone, by this node's own profiles."""
+        row = own_row(self._fleet(), route.endpoint, model)
+        return 1000.0 * service_s(row, route.prompt_tokens, route.output_tokens) if row is not None else 0.0
+
+    def fresh_state(self) -> tuple[bytes, bytes] | None:
+        """The newest own V record as (signed, signature)."""
+        sealed = self._fresh()
+        return (sealed.signed, sealed.sig) if sealed is not None else None

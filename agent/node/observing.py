@@ -1,0 +1,87 @@
+"""Where finished attempts and requests go: the record, the profiles, the engines' monitors, metrics, the log.
+
+Each call returns at once. Nothing here sees a body: windows of an answer are read once for speeds and dropped.
+"""
+
+from agent.engines.watch import EngineWatch
+from agent.node.learning import Learning
+from agent.node.placing import Placing
+from agent.node.targets import NodeTargets
+from agent.observe.capture import report_crash
+from agent.observe.instruments import RelayMetrics
+from agent.observe.log import Log
+from agent.relay.ports import AccessLine, AttemptReport
+from router_core.exchange.failure import Cause, FailureClass
+
+_UNREACHED = frozenset({Cause.CONNECT_REFUSED, Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT})
+
+
+class Observing:
+    """Satisfies the relay's ``Observer``."""
+
+    def __init__(
+        self,
+        *,
+        placing: Placing,
+        learning: Learning,
+        engines: EngineWatch,
+        targets: NodeTargets,
+        metrics: RelayMetrics,
+        log: Log,
+    ) -> None:
+        self._placing = placing
+        self._learning = learning
+        self._engines = engines
+        self._targets = targets
+        self._metrics = metrics
+        self._log = log
+
+    def attempted(self, report: AttemptReport) -> None:
+        """One attempt ended."""
+        timings = self._learning.learn(report)
+        self._placing.attempted(report, timings.gen_tokens if timings is not None else None)
+        outcome, routed = report.outcome, report.routed
+        if routed.node is not None:
+            if outcome.cause in _UNREACHED:
+                self._targets.unreached(routed.node)
+            return
+        if outcome.cause in _UNREACHED:
+            self._engines.report_connect_failed(routed.endpoint)
+        elif outcome.failure is FailureClass.ABSENT:
+            self._engines.report_absent(routed.endpoint)
+        elif outcome.failure is FailureClass.AUTH:
+            self._engines.report_auth(routed.endpoint)
+        elif outcome.failure is FailureClass.ROUTE:
+            self._engines.report_route(routed.endpoint, report.dialect)
+
+    def answered(self, line: AccessLine) -> None:
+        """One request ended: its line in the log, its record in the journal."""
+        self._placing.answered(line)
+        metrics = self._metrics
+        metrics.seconds.observe(line.total_ms / 1000.0, "total")
+        if line.first_byte_ms is not None:
+            metrics.seconds.observe(line.first_byte_ms / 1000.0, "first_byte")
+        metrics.bytes.inc("in", by=line.bytes_in)
+        metrics.bytes.inc("out", by=line.bytes_out)
+        if line.code is not None and line.attempts == 0:
+            metrics.rejected.inc(line.code)
+        self._log.info(
+            "request",
+            side=line.side,
+            method=line.method,
+            route=line.route,
+            status=line.status,
+            code=line.code,
+            request_id=line.request_id,
+            decision=line.decision_id,
+            peer=line.peer,
+            bytes_in=line.bytes_in,
+            bytes_out=line.bytes_out,
+            attempts=line.attempts,
+            total_ms=round(line.total_ms),
+            first_byte_ms=round(line.first_byte_ms) if line.first_byte_ms is not None else None,
+        )
+
+    def failed(self, where: str, exc: BaseException) -> None:
+        """A fault of our own code; the request it struck was ended."""
+        report_crash(self._log, "relay.failed", exc, place=where)

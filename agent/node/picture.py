@@ -1,0 +1,68 @@
+"""This node for people: the admin API's status and view, put together on demand from what the rooms know."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent import __version__
+from agent.admin.documents import LinkDoc, OwnDoc, StatusDoc, members_of, names_of, view_doc
+from agent.board import Board
+from agent.effects.clock import Clock
+from agent.identity.membership import Membership
+from router_core.mesh.picture import Picture
+from router_core.record.state import Role
+
+
+class NodePicture:
+    """Satisfies the admin API's ``Status``."""
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        board: Board,
+        mesh: Callable[[], Picture],
+        addresses: Callable[[], Mapping[str, str]],
+        faults: Callable[[], tuple[str, ...]],
+        clock: Clock,
+    ) -> None:
+        self._membership = membership
+        self._board = board
+        self._mesh = mesh
+        self._addresses = addresses
+        self._faults = faults
+        self._clock = clock
+        self._began_ms = clock.boot_ms()
+
+    def status(self) -> StatusDoc:
+        """This node, its members, its engines, now."""
+        now = self._clock.boot_ms()
+        membership, mesh = self._membership, self._mesh()
+        links = {
+            member.id16: LinkDoc(state=_state(member.link_up), rtt_ms=member.rtt_ms)
+            for member in mesh.members
+        }
+        return StatusDoc(
+            at_ms=self._clock.wall_ms(),
+            own=OwnDoc(
+                name=membership.name,
+                id=membership.own.node_id,
+                mesh=membership.mesh_id.hex(),
+                version=__version__,
+                pid=os.getpid(),
+                uptime_ms=now - self._began_ms,
+                epoch=mesh.epoch,
+                roles=names_of(Role, membership.own.mesh.roles),
+                addresses=dict(self._addresses()),
+                faults=self._faults(),
+            ),
+            members=members_of(self._board.current, tuple(membership.members.values()), links, now),
+        )
+
+    def view(self) -> dict[str, Any]:
+        """The current view, records spelled out."""
+        return view_doc(self._board.current, self._clock.boot_ms())
+
+
+def _state(up: bool) -> str:
+    return "up" if up else "down"

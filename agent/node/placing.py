@@ -1,0 +1,301 @@
+"""Placing requests: what the relay asks becomes a request of the core, its decision a route, and both one record.
+
+One ``Choosing`` per request. A decision and its reservation are one step. The record of the last decision gets all
+attempts and the ending, and goes to the journal once. Nothing of a request's text is ever here: the relay hands over
+counts and sizes.
+"""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from msgspec.structs import replace
+
+from agent.effects.clock import Clock
+from agent.observe.instruments import DecisionMetrics
+from agent.observe.journal import Journal
+from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned
+from router_core.exchange.events import Result
+from router_core.placement.decide import decide
+from router_core.placement.eligibility import targets_of
+from router_core.placement.fleet import Fleet
+from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.ledger import Ledger
+from router_core.placement.reasons import HintOutcome, Reason
+from router_core.placement.record import Attempt, Choice, Decision, DecisionRecord, Ending
+from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
+from router_core.placement.sessions import Sessions, session_key
+from router_core.policy.placement import PlacementPolicy
+from router_core.record.state import Capability
+
+API = "api"
+"""The side on which requests are placed; what peers send in was placed by them."""
+
+_CANCELLED = {"client_gone": "client", "slow_client": "slow_client"}
+
+
+class Placing:
+    """Makes a ``Choosing`` per request; hears of attempts and endings. Satisfies the relay's ``Placer``."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Callable[[], Fleet],
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        sessions: Sessions,
+        session_secret: bytes,
+        rng: Random,
+        clock: Clock,
+        journal: Journal,
+        metrics: DecisionMetrics,
+    ) -> None:
+        self.fleet = fleet
+        self.policy = policy
+        self.ledger = ledger
+        self.rng = rng
+        self.clock = clock
+        self.metrics = metrics
+        self._sessions = sessions
+        self._secret = session_secret
+        self._journal = journal
+        self._open: dict[str, Choosing] = {}
+
+    def __call__(self, asked: Asked) -> "Choosing":
+        """Read the hints once; the first decision comes when the relay asks for it."""
+        hints = parse_hints(asked.headers, asked.facts.hints, session_headers=self.policy.session_headers)
+        if isinstance(hints, HintFault):
+            return Choosing(self, asked, None)
+        session = session_key(hints.session, self._secret) if hints.session is not None else None
+        pin = self._sessions.find(session, asked.accepted_ms) if session is not None else None
+        return Choosing(self, asked, _request_of(asked, hints, session, pin))
+
+    def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
+        """A request was routed by ``decision_id`` (after decision ``before``): its record waits for the ending."""
+        if before is not None:
+            self._open.pop(before, None)
+        self._open[decision_id] = choosing
+
+    def attempted(self, report: AttemptReport, out_tokens: int | None) -> None:
+        """Note one attempt of a request placed here; those of peers' routers are theirs to note."""
+        choosing = self._open.get(report.routed.decision_id) if report.side == API else None
+        if choosing is not None:
+            choosing.note(report, out_tokens)
+
+    def answered(self, line: AccessLine) -> None:
+        """A request has ended: complete its record and journal it."""
+        if line.side != API or line.decision_id is None:
+            return
+        choosing = self._open.pop(line.decision_id, None)
+        if choosing is None:
+            return
+        record = choosing.ended(line)
+        self.keep(record)
+        if choosing.request is not None and choosing.request.session is not None and choosing.committed:
+            self._pin(choosing, choosing.request.session)
+
+    def keep(self, record: DecisionRecord) -> None:
+        """Journal a finished record."""
+        self.metrics.ended(record)
+        self._journal.put(record)
+
+    def _pin(self, choosing: "Choosing", session: bytes) -> None:
+        choice = choosing.choice
+        if choice is None:
+            return
+        tokens = choice.prompt_tokens + (choosing.out_tokens or 0)
+        at_ms = self.clock.boot_ms()
+        self._sessions.pin(
+            session, Pin(endpoint=choice.endpoint, model=choice.model, tokens=tokens, at_ms=at_ms)
+        )
+
+
+class Choosing:
+    """One request being placed. ``request`` is None if a narrowing hint could not be understood."""
+
+    def __init__(self, placing: Placing, asked: Asked, request: PlacementRequest | None) -> None:
+        self.asked = asked
+        self.request = request
+        self.record: DecisionRecord | None = None
+        self.choice: Choice | None = None
+        self.committed = False
+        self.out_tokens: int | None = None
+        self._placing = placing
+        self._attempts: list[Attempt] = []
+        self._routed_by: str | None = None
+
+    @property
+    def until_ms(self) -> int | None:
+        """Boot time after which nothing is dispatched any more."""
+        request = self.request
+        if request is None:
+            return None
+        deadline_ms = request.hints.deadline_ms
+        if deadline_ms is None:
+            deadline_ms = targets_of(request.hints.request_class, self._placing.policy).deadline_ms
+        return request.arrival_ms + deadline_ms
+
+    def decide(
+        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+    ) -> Routed | Turned:
+        """Choose on the newest view and reserve, in one step."""
+        if self.request is None:
+            reason = Reason.HINT_MALFORMED
+            return Turned(decision_id=None, status=reason.status, code=reason.value)
+        placing = self._placing
+        request = self.request
+        if attempt > 1:
+            request = replace(request, attempt=attempt, tried=tried, refused=refused)
+        began_us = placing.clock.boot_us()
+        decision = decide(request, placing.fleet(), placing.policy, now, placing.rng)
+        placing.metrics.decided(decision.record, (placing.clock.boot_us() - began_us) / 1e6)
+        self.record, self.choice = decision.record, decision.chosen
+        if decision.chosen is None:
+            if self._routed_by is None:
+                self._keep_rejection(decision, now)
+            return _turned(decision)
+        placing.opened(decision.id, self, self._routed_by)
+        self._routed_by = decision.id
+        return self._routed(decision, decision.chosen, now)
+
+    def first_token(self, seq: int) -> None:
+        self._placing.ledger.first_token(seq)
+
+    def finish(self, seq: int) -> None:
+        self._placing.ledger.finish(seq)
+
+    def fail(self, seq: int) -> None:
+        self._placing.ledger.fail(seq)
+
+    def note(self, report: AttemptReport, out_tokens: int | None) -> None:
+        """Keep how one attempt went."""
+        self.out_tokens = out_tokens
+        marks, outcome = report.marks, report.outcome
+        arrived = self.asked.accepted_ms
+        first = marks.first_byte_ms if marks is not None else None
+        self.committed = self.committed or outcome.result in (Result.DONE, Result.BROKEN)
+        self._attempts.append(
+            Attempt(
+                row=report.routed.label,
+                start_ms=round(report.dispatched_ms - arrived),
+                connect_ms=round(report.connected_ms - arrived) if report.connected_ms is not None else None,
+                first_byte_ms=round(first - arrived) if first is not None else None,
+                result=outcome.cause.value if outcome.cause is not None else outcome.result.value,
+                refused=outcome.refusal,
+            )
+        )
+
+    def ended(self, line: AccessLine) -> DecisionRecord:
+        """The record with its attempts and ending."""
+        assert self.record is not None
+        est = self.choice.est if self.choice is not None else None
+        good = self.committed and line.code is None
+        return replace(
+            self.record,
+            attempts=tuple(self._attempts),
+            outcome=Ending(
+                status=line.status,
+                total_ms=round(line.total_ms),
+                ttft_ms=round(line.first_byte_ms) if line.first_byte_ms is not None else None,
+                out_tokens=self.out_tokens,
+                cancelled_by=_CANCELLED.get(line.code or ""),
+                err_ttft=_ln_error(line.first_byte_ms, est.ttft) if good and est is not None else None,
+                err_ect=_ln_error(line.total_ms, est.ect) if good and est is not None else None,
+            ),
+        )
+
+    def _keep_rejection(self, decision: Decision, now: int) -> None:
+        ending = Ending(status=decision.reason.status, total_ms=now - self.asked.accepted_ms)
+        self._placing.keep(replace(decision.record, outcome=ending))
+
+    def _routed(self, decision: Decision, choice: Choice, now: int) -> Routed:
+        reservation = self._placing.ledger.reserve(choice, now)
+        until = self.until_ms
+        return Routed(
+            decision_id=decision.id,
+            at=choice.endpoint,
+            node=None if choice.is_self else choice.node_id,
+            label=f"@{choice.node_name}/{choice.endpoint_name}",
+            endpoint=choice.endpoint_name,
+            served=choice.model,
+            reason=decision.reason.value,
+            seq=reservation.seq,
+            inst=self._placing.ledger.inst,
+            route_seq=reservation.route_seq,
+            prompt_tokens=choice.prompt_tokens,
+            output_tokens=choice.output_tokens,
+            request_class=decision.record.req.request_class,
+            wait_ms=choice.max_wait_ms,
+            left_ms=max(0, until - now) if until is not None else choice.max_wait_ms,
+            resident=choice.resident,
+            ttft_ms=1000.0 * choice.est.ttft,
+            load_ms=1000.0 * choice.est.load,
+            ect_ms=1000.0 * choice.est.ect,
+            service_ms=1000.0 * (choice.prefill_s + choice.decode_s),
+            hints=hints_header(decision.record.hints),
+        )
+
+
+def hints_header(notes: tuple[HintNote, ...]) -> str | None:
+    """What became of each hint, as ``x-pairmesh-hints``; None if there was none."""
+    if not notes:
+        return None
+    said = []
+    for note in notes:
+        outcome = note.outcome.value
+        if note.outcome is HintOutcome.EXCLUDED and note.detail is not None:
+            outcome = f"{outcome}({note.detail})"
+        said.append(f"{note.hint}={outcome}")
+    return ", ".join(said)
+
+
+def _turned(decision: Decision) -> Turned:
+    return Turned(
+        decision_id=decision.id,
+        status=decision.reason.status,
+        code=decision.reason.value,
+        retry_after_s=decision.retry_after_s,
+        counts=tuple(decision.record.excluded_counts.items()),
+        nearest=decision.nearest,
+        hints=hints_header(decision.record.hints),
+    )
+
+
+def _request_of(asked: Asked, hints: Hints, session: bytes | None, pin: Pin | None) -> PlacementRequest:
+    facts = asked.facts
+    requires = Capability(0)
+    for needed, capability in (
+        (facts.tools, Capability.TOOLS),
+        (facts.images, Capability.VISION),
+        (facts.audio_parts, Capability.AUDIO_IN),
+        (facts.json_schema, Capability.JSON_SCHEMA),
+        (facts.logprobs, Capability.LOGPROBS),
+        (facts.stream, Capability.STREAMING),
+    ):
+        if needed:
+            requires |= capability
+    return PlacementRequest(
+        request_id=asked.request_id,
+        dialect=asked.dialect,
+        model=facts.model,
+        arrival_ms=asked.accepted_ms,
+        stream=facts.stream,
+        text_bytes=facts.text_bytes,
+        body_bytes=asked.body_bytes,
+        images=facts.images,
+        audio_parts=facts.audio_parts,
+        output_cap=facts.max_tokens,
+        choices=facts.n or 1,
+        num_ctx=facts.num_ctx,
+        requires=requires,
+        hints=hints,
+        caller=asked.caller,
+        session=session,
+        pin=pin,
+    )
+
+
+def _ln_error(actual_ms: float | None, predicted_s: float) -> float | None:
+    if actual_ms is None or actual_ms <= 0 or predicted_s <= 0:
+        return None
+    return math.log(actual_ms / (1000.0 * predicted_s))

@@ -1,0 +1,142 @@
+"""Where chosen endpoints are: own engines by their manifests, peers by the addresses they sign.
+
+Read on a request's path, so everything is a look-up. A peer's address that could not be connected comes last
+next time. Refuses to know who chose and why.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from agent.board import Board
+from agent.engines.classify import classify
+from agent.engines.contract import EndpointStatus
+from agent.identity.tls import TlsContexts
+from agent.mesh.addresses import AddressBook, Endpoint
+from agent.relay.ports import PeerRoute
+from agent.settings.manifest import EngineKind
+from router_core.ids import Id16, NodeId, id16_of, id32_of
+from router_core.record.membership import Liveness, Member
+from router_core.record.state import Address
+
+CONNECTIONS_MOST = 256
+_CONNECTIONS_SPARE = 8
+
+
+class _Stamp(NamedTuple):
+    """What a peer's route was built from."""
+
+    endpoint: Endpoint
+    der: bytes
+    build: int
+
+
+class EngineTarget:
+    """One own engine, as the relay sees it."""
+
+    def __init__(self, status: EndpointStatus) -> None:
+        manifest = status.manifest
+        self._status = status
+        self.name = status.name
+        self.ip, self.port = status.base
+        self.host = str(manifest.url).partition("//")[2].encode("ascii")
+        self.pass_headers = frozenset(name.lower().encode("ascii") for name in manifest.pass_headers)
+        self.authorization = status.credential.authorization if status.credential is not None else None
+        self.off_host = manifest.remote_host or manifest.cloud
+        self.connect_ms = manifest.connect_ms
+        self.first_byte_ms = manifest.first_byte_ms
+        self.idle_ms = manifest.idle_ms
+        self.connections = min(CONNECTIONS_MOST, (status.slots or 1) + status.max_queue + _CONNECTIONS_SPARE)
+
+    def upstream_name(self, served: str) -> str:
+        """The engine's own spelling of a published name."""
+        return self._status.native_id(served) or served
+
+    def classify(self, status: int, prefix: bytes) -> Enum:
+        """The failure class of an answer by its status and first bytes."""
+        return classify(self._status.manifest.engine, status, prefix)
+
+
+class NodeTargets:
+    """Satisfies the relay's ``Targets``."""
+
+    def __init__(
+        self,
+        *,
+        board: Board,
+        endpoints: Callable[[], Mapping[str, EndpointStatus]],
+        members: Callable[[], Mapping[Id16, Member]],
+        contexts: TlsContexts,
+        book: AddressBook,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._board = board
+        self._endpoints = endpoints
+        self._members = members
+        self._contexts = contexts
+        self._book = book
+        self._is_draining = is_draining
+        self._known: dict[str, tuple[EndpointStatus, EngineTarget]] = {}
+        self._routes: dict[NodeId, tuple[_Stamp, PeerRoute]] = {}
+
+    def local(self, endpoint: str) -> EngineTarget | None:
+        """An own engine that takes requests now, else None."""
+        status = self._endpoints().get(endpoint)
+        if status is None or not status.health.takes_requests or self._is_draining():
+            return None
+        known = self._known.get(endpoint)
+        if known is None or known[0] is not status:
+            known = self._known[endpoint] = (status, EngineTarget(status))
+        return known[1]
+
+    def peer(self, node: NodeId) -> PeerRoute | None:
+        """The ingress of a member of the roster that told an address we may dial, else None."""
+        id16 = id16_of(id32_of(node))
+        member = self._members().get(id16)
+        seen = self._board.current.nodes.get(id16)
+        if member is None or seen is None or seen.static is None:
+            return None
+        addrs = tuple(
+            Address(ip=addr.ip, mesh_port=addr.ingress_port, ingress_port=addr.ingress_port)
+            for addr in seen.static.addrs
+        )
+        found = self._book.choose(member, addrs)
+        if not found:
+            return None
+        best = found[0]
+        stamp = _Stamp(best, member.der, self._contexts.build)
+        known = self._routes.get(node)
+        if known is None or known[0] != stamp:
+            route = PeerRoute(
+                node=node,
+                ip=str(best.ip),
+                port=best.port,
+                context=self._contexts.client,
+                build=self._contexts.build,
+                pin=member.der,
+            )
+            known = self._routes[node] = (stamp, route)
+        return known[1]
+
+    def unreached(self, node: NodeId) -> None:
+        """The address last given out for ``node`` could not be connected."""
+        known = self._routes.pop(node, None)
+        if known is not None:
+            self._book.failed(id16_of(id32_of(node)), known[0].endpoint)
+
+    def peer_classify(self, node: NodeId, endpoint: str, status: int, prefix: bytes) -> Enum:
+        """The failure class of a peer's engine, by the kind its record names."""
+        return classify(self._kind(node, endpoint), status, prefix)
+
+    def liveness(self, node: NodeId) -> Liveness:
+        """The mesh's verdict; a node that is not in the view is gone."""
+        seen = self._board.current.nodes.get(id16_of(id32_of(node)))
+        return seen.liveness if seen is not None else Liveness.GONE
+
+    def _kind(self, node: NodeId, endpoint: str) -> EngineKind:
+        seen = self._board.current.nodes.get(id16_of(id32_of(node)))
+        if seen is not None and seen.static is not None:
+            for facts in seen.static.engines:
+                if facts.name == endpoint and facts.kind in set(EngineKind):
+                    return EngineKind(facts.kind)
+        return EngineKind.OPENAI

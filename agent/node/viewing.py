@@ -1,0 +1,78 @@
+"""This node's belief, kept current: changes of the mesh and own statements folded into one view and one fleet.
+
+The only writer of the board. The fleet (rows ready to be scored) is rebuilt with each view, never per request.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from agent.board import Board
+from agent.effects.clock import Clock
+from router_core.ids import Id16, MeshId
+from router_core.placement.fleet import Live, fold_fleet
+from router_core.policy.placement import PlacementPolicy
+from router_core.profile.profiles import Profiles
+from router_core.record.membership import Liveness, Member, ViewChange
+from router_core.record.state import Static, Volatile
+from router_core.view.fold import fold
+
+
+class Viewing:
+    """Folds and publishes. ``fleet`` is of the board's current view."""
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        own: Member,
+        profiles: Profiles,
+        policy: PlacementPolicy,
+        live: Live,
+        clock: Clock,
+    ) -> None:
+        self._board = board
+        self._own = own
+        self._members: dict[Id16, Member] = {own.id16: own}
+        self._profiles = profiles
+        self._policy = policy
+        self._live = live
+        self._clock = clock
+        self._said = 0
+        self.fleet = fold_fleet(None, board.current, profiles, policy, live, clock.boot_ms())
+
+    @property
+    def members(self) -> Mapping[Id16, Member]:
+        """Everybody who may speak, this node included."""
+        return self._members
+
+    def heard(self, changes: Iterable[ViewChange]) -> None:
+        """The mesh's picture of other nodes changed."""
+        self._publish(changes)
+
+    def said(self, static: Static, volatile: Volatile, due_ms: int) -> None:
+        """This node's own newest statement; it is true here before anybody else hears it."""
+        self._said += 1
+        own = ViewChange(
+            origin=self._own.id16,
+            state=Liveness.FRESH,
+            confirmed=True,
+            epoch=0,
+            inst=0,
+            seq=self._said,
+            mono_ms=self._clock.boot_ms(),
+            base_ms=0,
+            due_ms=due_ms,
+            volatile=volatile,
+            static=static,
+        )
+        self._publish((own,))
+
+    def members_changed(self, members: Mapping[Id16, Member], _mesh_id: MeshId) -> None:
+        """The roster changed: nodes that left it are gone from the view at once."""
+        self._members = {**members, self._own.id16: self._own}
+        self._publish(())
+
+    def _publish(self, changes: Iterable[ViewChange]) -> None:
+        now = self._clock.boot_ms()
+        view = fold(self._board.current, changes, self._members, now)
+        self.fleet = fold_fleet(self.fleet, view, self._profiles, self._policy, self._live, now)
+        self._board.publish(view)
