@@ -27,6 +27,8 @@ _MEMORIES = (ResourceCode.VRAM, ResourceCode.MEMORY)
 _GPU_RESOURCES = (ResourceCode.GPU_TIME, ResourceCode.VRAM)
 _EXPECTED = (ResourceCode.CPU, ResourceCode.MEMORY, ResourceCode.GPU_TIME, ResourceCode.VRAM)
 _NO_VRAM_LIMIT = frozenset({GpuState.UNSUPPORTED, GpuState.ASLEEP})
+_REMOTE = int(EngineFlag.REMOTE_HOST)
+_NO_LOAD = int(Flag.NO_LOAD)
 _RETRY_MOST_S = 60
 _RETRY_WITHOUT_ROWS_S = 30
 _JITTER = 0.2
@@ -59,13 +61,13 @@ FREE = Squeeze(gate=Gate.OPEN, loads=True, score=0.0)
 
 def squeeze_of(static: Static, volatile: Volatile, engine: EngineFacts, unknown: float) -> Squeeze:
     """Pressure of a node on one of its endpoints; ``unknown`` is the score of an expected signal that is missing."""
-    if engine.flags & EngineFlag.REMOTE_HOST:
+    if engine.flags & _REMOTE:
         return FREE
     resources = {row.code: row for row in volatile.resources}
     gpus = _gpus_of(static, volatile, engine)
     score, gate = 0.0, Gate.OPEN
     detail = None
-    no_loads = "no_load" if volatile.flags & Flag.NO_LOAD else None
+    no_loads = "no_load" if volatile.flags & _NO_LOAD else None
     for code in _EXPECTED:
         row = resources.get(code)
         if (row is None or row.score_c is None) and (static.gpus or code not in _GPU_RESOURCES):

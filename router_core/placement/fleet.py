@@ -1,7 +1,7 @@
 """The view, profiles and policy folded into rows ready to be scored. Built per snapshot, never per request.
 
 A *row* is (endpoint, served model). Owns: the constants of each row, the index by model, the fleet-wide aggregates
-(herd multiplier, calibration of priors). Rules: unknown stays None or costs the stated amount; nothing here changes
+(herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount; nothing here changes
 after it was built except what ``live`` looks up. Refuses to know requests.
 """
 
@@ -13,13 +13,15 @@ from msgspec import Struct
 from router_core.ids import Id16, NodeId, NodeName
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint, NodeRef
-from router_core.placement.rows import ALIVE, Calibration, Draft, Row, drafts_of, row_of
+from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, row_of
+from router_core.placement.scales import Scales, scales_of
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
-from router_core.view.cluster import ClusterView
+from router_core.view.cluster import ClusterView, NodeView
 
 _NO_ROWS: tuple[Row, ...] = ()
+_SMOOTHING = 0.1
 
 
 class Breaking(Protocol):
@@ -56,6 +58,19 @@ class Live(Struct, frozen=True, kw_only=True):
     suspects: Container[Endpoint] = frozenset()
 
 
+class Part(Struct, frozen=True, kw_only=True):
+    """The rows of one node, with what they were made of: the same inputs need not be folded again. ``means`` are the
+    smoothed outstanding seconds of its endpoints."""
+
+    node: NodeView
+    learned: int
+    alone: bool
+    scales: Scales
+    drafts: tuple[Draft, ...]
+    means: Mapping[Endpoint, float]
+    rows: tuple[Row, ...]
+
+
 class Fleet(Struct, frozen=True, kw_only=True):
     """All rows of one snapshot. ``by_name`` holds names of all engines but Ollama, ``by_tag`` Ollama's with their tag.
 
@@ -65,6 +80,9 @@ class Fleet(Struct, frozen=True, kw_only=True):
     gen: int
     me: Id16
     node_id: NodeId
+    policy: PlacementPolicy
+    parts: Mapping[Id16, Part]
+    scales: Scales
     rows: tuple[Row, ...]
     by_name: Mapping[str, tuple[Row, ...]]
     by_tag: Mapping[str, tuple[Row, ...]]
@@ -72,7 +90,6 @@ class Fleet(Struct, frozen=True, kw_only=True):
     by_key: Mapping[tuple[Endpoint, str], Row]
     node_names: Mapping[NodeName, frozenset[NodeId]]
     endpoints: frozenset[tuple[NodeId, str]]
-    work_means: Mapping[Endpoint, tuple[int, float]]
     m_r: float
     profiles: Profiles
     live: Live
@@ -123,17 +140,37 @@ def fold_fleet(
     live: Live,
     now: int,
 ) -> Fleet:
-    """The rows of ``view``. ``previous`` carries the smoothed work of each endpoint on; ``live.ledger`` is told which
-    of its entries the new records cover."""
+    """The rows of ``view``; those of nodes about which nothing changed are taken over from ``previous``.
+
+    ``live.ledger`` is told which of its entries the new records cover.
+    """
     live.ledger.cover(view)
-    drafts = [draft for node in view.nodes.values() for draft in drafts_of(node, profiles)]
-    scales = Calibration(drafts, profiles)
-    means = _work_means(previous, drafts)
-    others = sum(node.liveness in ALIVE and not node.is_self for node in view.nodes.values())
-    rows = tuple(
-        row_of(draft, scales.scaled(draft), means[draft.key][1], others, profiles, policy, now)
-        for draft in drafts
-    )
+    if previous is not None and previous.policy is not policy:
+        previous = None
+    known: Mapping[Id16, Part] = previous.parts if previous is not None else {}
+    drafts = {
+        id16: part.drafts
+        if (part := known.get(id16)) is not None and part.node is node
+        else tuple(drafts_of(node, profiles))
+        for id16, node in view.nodes.items()
+    }
+    scales = scales_of((draft for found in drafts.values() for draft in found), profiles)
+    if previous is not None and scales == previous.scales:
+        scales = previous.scales
+    alone = not any(node.liveness in ALIVE and not node.is_self for node in view.nodes.values())
+    parts: dict[Id16, Part] = {}
+    for id16, node in view.nodes.items():
+        part = known.get(id16)
+        learned = profiles.changed_at(id16)
+        if (
+            part is None
+            or part.node is not node
+            or (part.learned, part.alone) != (learned, alone)
+            or part.scales is not scales
+        ):
+            part = _part_of(node, drafts[id16], part, scales, alone, profiles, policy, now)
+        parts[id16] = part
+    rows = tuple([row for part in parts.values() for row in part.rows])
     names: dict[NodeName, set[NodeId]] = {}
     for node in view.nodes.values():
         names.setdefault(node.name, set()).add(node.node_id)
@@ -145,17 +182,44 @@ def fold_fleet(
         gen=view.gen,
         me=view.me,
         node_id=view.node_id,
+        policy=policy,
+        parts=parts,
+        scales=scales,
         rows=rows,
         by_name=_by_name(row for row in rows if row.engine != "ollama"),
         by_tag=_by_name(row for row in rows if row.engine == "ollama"),
         by_digest={digest: tuple(found) for digest, found in by_digest.items()},
         by_key={(row.key, row.model): row for row in rows},
         node_names={name: frozenset(ids) for name, ids in names.items()},
-        endpoints=frozenset((row.node_id, row.endpoint) for row in rows),
-        work_means=means,
+        endpoints=frozenset([(row.node_id, row.endpoint) for row in rows]),
         m_r=herd_multiplier(view, policy),
         profiles=profiles,
         live=live,
+    )
+
+
+def _part_of(
+    node: NodeView,
+    drafts: tuple[Draft, ...],
+    previous: Part | None,
+    scales: Scales,
+    alone: bool,
+    profiles: Profiles,
+    policy: PlacementPolicy,
+    now: int,
+) -> Part:
+    means = _work_means(node, drafts, previous)
+    return Part(
+        node=node,
+        learned=profiles.changed_at(node.id16),
+        alone=alone,
+        scales=scales,
+        drafts=drafts,
+        means=means,
+        rows=tuple(
+            row_of(draft, scales.scaled(draft), means[draft.key], alone, profiles, policy, now)
+            for draft in drafts
+        ),
     )
 
 
@@ -178,19 +242,17 @@ def herd_multiplier(view: ClusterView, policy: PlacementPolicy) -> float:
     return min(cap, max(policy.herd_floor, total / mine))
 
 
-def _work_means(previous: Fleet | None, drafts: list[Draft]) -> dict[Endpoint, tuple[int, float]]:
-    means: dict[Endpoint, tuple[int, float]] = {}
+def _work_means(node: NodeView, drafts: tuple[Draft, ...], previous: Part | None) -> Mapping[Endpoint, float]:
+    """Outstanding work of each endpoint of ``node``, smoothed over its records."""
+    if previous is not None and previous.node.seq == node.seq and previous.node.epoch == node.epoch:
+        known, rate = previous.means, 0.0
+    else:
+        known, rate = previous.means if previous is not None else {}, _SMOOTHING
+    means: dict[Endpoint, float] = {}
     for draft in drafts:
-        if draft.key in means:
-            continue
         work = draft.load.work_ds / 10.0
-        known = previous.work_means.get(draft.key) if previous is not None else None
-        if known is None:
-            means[draft.key] = (draft.node.seq, work)
-        elif known[0] == draft.node.seq:
-            means[draft.key] = known
-        else:
-            means[draft.key] = (draft.node.seq, known[1] + 0.1 * (work - known[1]))
+        mean = known.get(draft.key, work)
+        means[draft.key] = mean + rate * (work - mean)
     return means
 
 

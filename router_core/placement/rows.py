@@ -1,6 +1,6 @@
 """One row: everything about (endpoint, served model) that no single request changes.
 
-Owns: reading positions of S and V, memory fit, eviction debt, the correction of priors. Rules: unknown stays None or
+Owns: reading positions of S and V, memory fit, eviction debt. Rules: unknown stays None or
 costs the stated amount. Refuses to know requests, other rows and the index.
 """
 
@@ -16,7 +16,7 @@ from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.estimate import Abilities, abilities
 from router_core.profile.outcome import ProfileKey
-from router_core.profile.priors import Prior, calibration, nominal_bits, prior_of, weight_bytes
+from router_core.profile.priors import Prior, nominal_bits, prior_of, weight_bytes
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
 from router_core.record.state import (
@@ -40,6 +40,10 @@ _MIB = 2**20
 _GIB = 2**30
 _RUNTIME_BYTES = 300 * _MIB
 _WEIGHTS_MARGIN = 1.05
+_REMOTE = int(EngineFlag.REMOTE_HOST)
+_CLOUD = int(EngineFlag.CLOUD)
+_OFFLOAD = int(EngineFlag.ALLOW_OFFLOAD)
+_NODE = int(Role.NODE)
 ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
 
 
@@ -176,61 +180,19 @@ def drafts_of(node: NodeView, profiles: Profiles) -> Iterable[Draft]:
         )
 
 
-class Calibration:
-    """How far priors were off where something was measured, by model, else over all."""
-
-    def __init__(self, drafts: list[Draft], profiles: Profiles) -> None:
-        self._policy = profiles.policy
-        ratios: dict[str, dict[str, list[float]]] = {"prompt": {}, "gen": {}, "load": {}}
-        for draft in drafts:
-            profile = profiles.find(draft.profile_key)
-            if profile is None:
-                continue
-            for kind, told, expected in (
-                ("prompt", profile.prompt.value, draft.prior.prompt),
-                ("gen", profile.gen.value, draft.prior.gen),
-                ("load", profile.loads_s[-1] if profile.loads_s else None, draft.prior.load_s),
-            ):
-                if told is not None:
-                    ratios[kind].setdefault(draft.group, []).append(told / expected)
-        self._by_group = {
-            kind: {group: calibration(found, self._policy) for group, found in groups.items()}
-            for kind, groups in ratios.items()
-        }
-        self._over_all = {
-            kind: calibration((ratio for found in groups.values() for ratio in found), self._policy)
-            for kind, groups in ratios.items()
-        }
-
-    def scaled(self, draft: Draft) -> Prior:
-        """The prior of ``draft``, corrected."""
-        prior = draft.prior
-        return Prior(
-            prompt=prior.prompt * self._scale("prompt", draft.group),
-            gen=prior.gen * self._scale("gen", draft.group),
-            load_s=prior.load_s * self._scale("load", draft.group),
-        )
-
-    def _scale(self, kind: str, group: str) -> float:
-        scale = self._by_group[kind].get(group)
-        if scale is None:
-            scale = self._over_all[kind]
-        return 1.0 if scale is None else scale
-
-
 def row_of(
     draft: Draft,
     prior: Prior,
     work_mean_s: float,
-    others: int,
+    alone: bool,
     profiles: Profiles,
     policy: PlacementPolicy,
     now: int,
 ) -> Row:
-    """The row of ``draft``, given its corrected ``prior`` and how many ``others`` are fresh or late."""
+    """The row of ``draft``, given its corrected ``prior``; ``alone`` if no other node is fresh or late."""
     node, engine, model, load = draft.node, draft.engine, draft.model, draft.load
     able = abilities(profiles.find(draft.profile_key), prior, draft.claim, now, profiles.policy)
-    remote = bool(engine.flags & EngineFlag.REMOTE_HOST)
+    remote = bool(engine.flags & _REMOTE)
     squeeze = squeeze_of(draft.static, draft.volatile, engine, policy.unknown_factor)
     state = draft.resident.state if draft.resident is not None else None
     resident, loading = state == ModelState.RESIDENT, state == ModelState.LOADING
@@ -262,9 +224,9 @@ def row_of(
         resident_ctx=resident_ctx,
         params_m=model.params_m,
         bits=nominal_bits(model.quant),
-        untrusted=not node.is_self and not node.roles & Role.NODE,
-        cloud=bool(engine.flags & EngineFlag.CLOUD),
-        down=_down(node, load, others),
+        untrusted=not node.is_self and not node.roles & _NODE,
+        cloud=bool(engine.flags & _CLOUD),
+        down=_down(node, load, alone),
         draining=node.draining or load.state == EngineState.DRAINING,
         backup=_backup(node, load),
         resident=resident,
@@ -300,14 +262,14 @@ def row_of(
     )
 
 
-def _down(node: NodeView, load: EngineLoad, others: int) -> str | None:
+def _down(node: NodeView, load: EngineLoad, alone: bool) -> str | None:
     if load.state == EngineState.DOWN or load.state == EngineState.STARTING:
         return "engine"
     if node.is_self:
         return None
     if node.lonely or node.conflict or node.quarantined:
         return "node"
-    if node.liveness in ALIVE or (node.liveness is Liveness.SUSPECT and not others):
+    if node.liveness in ALIVE or (node.liveness is Liveness.SUSPECT and alone):
         return None
     return node.liveness.value
 
@@ -334,7 +296,7 @@ def _need_bytes(model: ModelFacts, load: EngineLoad) -> float | None:
 
 
 def _offload_bytes(draft: Draft) -> float:
-    if not draft.engine.flags & EngineFlag.ALLOW_OFFLOAD:
+    if not draft.engine.flags & _OFFLOAD:
         return 0.0
     return (draft.volatile.host.ram_available_mib or 0) * float(_MIB)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from router_core.errors import RemoteFault
+from router_core.ids import Id16
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.estimate import quantile
 from router_core.profile.learn import Profile, learn
@@ -26,6 +27,7 @@ class Profiles:
         self.gen = 0
         self._profiles: dict[ProfileKey, Profile] = {}
         self._places: dict[_Place, dict[ProfileKey, None]] = {}
+        self._changed_at: dict[Id16, int] = {}
         self._bytes_per_token: dict[str, float] = {}
         self._outputs: dict[tuple[str, str], tuple[float, ...]] = {}
 
@@ -61,6 +63,10 @@ class Profiles:
         best = next((other for other in latest if other.ctx == key.ctx), latest[0])
         return self._profiles[best]
 
+    def changed_at(self, node: Id16) -> int:
+        """The generation in which a profile of ``node`` changed last, 0 if none did."""
+        return self._changed_at.get(node, 0)
+
     def bytes_per_token(self, model: str) -> float:
         """Prompt bytes per token of ``model``, as engines reported, else the policy's."""
         return self._bytes_per_token.get(model, self.policy.bytes_per_token)
@@ -72,6 +78,10 @@ class Profiles:
 
     def _put(self, key: ProfileKey, profile: Profile) -> None:
         self.gen += 1
+        self._changed_at.pop(key.node, None)
+        self._changed_at[key.node] = self.gen
+        if len(self._changed_at) > self.policy.profiles_kept:
+            del self._changed_at[next(iter(self._changed_at))]
         self._profiles.pop(key, None)
         self._profiles[key] = profile
         near = self._places.setdefault(_place(key), {})

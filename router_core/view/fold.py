@@ -42,7 +42,7 @@ def fold(
         member = members.get(id16)
         if member is None and not node.is_self:
             del nodes[id16]
-        elif member is not node.member:
+        elif member != node.member:
             nodes[id16] = _rejudged(view, node, member)
     by_name, by_digest = view.by_name, view.by_digest
     if _offers_moved(view.nodes, nodes):

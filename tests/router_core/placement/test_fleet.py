@@ -11,7 +11,7 @@ from router_core.placement.admission import Gate
 from router_core.placement.fleet import Fleet, Live, fold_fleet, herd_multiplier
 from router_core.placement.rows import logistic
 from router_core.policy.profile import ProfilePolicy
-from router_core.profile.outcome import Outcome, Result
+from router_core.profile.outcome import Outcome, ProfileKey, Result
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
 from router_core.record.state import (
@@ -32,6 +32,7 @@ from router_core.record.state import (
     SeenRouter,
 )
 from router_core.view.cluster import ClusterView
+from router_core.view.fold import fold
 from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
 from tests.support.fleets import ME, NOW, POLICY, a_choice, a_ledger, a_request, chosen_node, decided
 
@@ -203,6 +204,37 @@ def test_work_is_smoothed_once_per_record_and_carried_on():
     assert again.rows[0].work_mean_s == 9.0
 
 
+def test_only_nodes_about_which_something_changed_are_folded_again():
+    view = a_view(a_change("a"), a_change("b"))
+    profiles = Profiles(ProfilePolicy())
+    live = Live(ledger=a_ledger())
+    first = folded(view, profiles, live=live)
+    members = {member.id16: member for member in (a_member("a"), a_member("b"))}
+    moved = fold(view, [a_change("b", seq=2, static=view.nodes[a_member("b").id16].static)], members, NOW)
+    second = folded(moved, profiles, first, live)
+    assert second.rows[0] is first.rows[0]
+    assert second.rows[1] is not first.rows[1]
+    profiles.learn(an_outcome(first.rows[0].profile_key, pp=1000.0, tg=60.0))
+    third = folded(moved, profiles, second, live)
+    assert third.rows[0] != second.rows[0]
+    tuned = fold_fleet(third, moved, profiles, with_policy(POLICY, name="other"), live, NOW)
+    assert tuned.rows[0] is not third.rows[0]
+
+
+def test_a_step_by_step_fleet_equals_one_built_anew():
+    profiles, live = Profiles(ProfilePolicy()), Live(ledger=a_ledger())
+    members = {member.id16: member for member in map(a_member, "abc")}
+    view, fleet = a_view(a_change("a"), a_change("b"), a_change("c")), None
+    for step in range(12):
+        name = "abc"[step % 3]
+        state = Liveness.SUSPECT if step % 4 == 3 else Liveness.FRESH
+        view = fold(view, [a_change(name, seq=step + 2, state=state)], members, NOW)
+        fleet = folded(view, profiles, fleet, live)
+        profiles.learn(an_outcome(fleet.rows[step % 3].profile_key, pp=700.0 + step, tg=40.0))
+    fleet = folded(view, profiles, fleet, live)
+    assert fleet.rows == folded(view, profiles, None, live).rows
+
+
 def test_folding_covers_own_work_that_the_new_record_shows():
     live = Live(ledger=a_ledger())
     fleet = folded(a_view(a_change("a")), live=live)
@@ -245,19 +277,22 @@ def learned(fleet: Fleet, name: str, *, pp: float, tg: float, n: int) -> Profile
     """Profiles after ``n`` equal samples of the row of node ``name``."""
     profiles = Profiles(ProfilePolicy())
     key = next(row.profile_key for row in fleet.rows if row.node_name == name)
-    for number in range(n):
-        profiles.learn(
-            Outcome(
-                key=key,
-                at_ms=NOW + number,
-                result=Result.OK,
-                prompt_tokens=1000,
-                prompt_ms=1e6 / pp,
-                gen_tokens=101,
-                gen_ms=1e5 / tg,
-            )
-        )
+    for _ in range(n):
+        profiles.learn(an_outcome(key, pp=pp, tg=tg))
     return profiles
+
+
+def an_outcome(key: ProfileKey, *, pp: float, tg: float) -> Outcome:
+    """A good answer at these speeds."""
+    return Outcome(
+        key=key,
+        at_ms=NOW,
+        result=Result.OK,
+        prompt_tokens=1000,
+        prompt_ms=1e6 / pp,
+        gen_tokens=101,
+        gen_ms=1e5 / tg,
+    )
 
 
 def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal():
