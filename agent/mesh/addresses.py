@@ -117,7 +117,7 @@ class AddressBook:
         tried = self._failed.get(member.id16, {})
         static = [Endpoint(hint.ip, hint.port) for hint in self._static if _means(hint, member)]
         known = dict.fromkeys(
-            (*self._filtered(endpoints_of(named)), *static, *self._sighted.get(member.id16, ()))
+            (*self._filtered(_endpoints(named)), *static, *self._sighted.get(member.id16, ()))
         )
         untried = [endpoint for endpoint in known if endpoint not in tried]
         again = [endpoint for endpoint in tried if endpoint in known]
@@ -132,6 +132,5 @@ def _means(hint: PeerHint, member: Member) -> bool:
     return hint.ref == (member.name if hint.named else member.node_id)
 
 
-def endpoints_of(addrs: Iterable[Address]) -> list[Endpoint]:
-    """Where ``addrs`` say that the mesh port is."""
+def _endpoints(addrs: Iterable[Address]) -> list[Endpoint]:
     return [Endpoint(ip_address(addr.ip), addr.mesh_port) for addr in addrs if len(addr.ip) in (4, 16)]

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Failed, Tasks
-from agent.mesh.addresses import AddressBook, Endpoint, IpAddress, endpoints_of
+from agent.mesh.addresses import AddressBook, Endpoint, IpAddress
 from agent.mesh.dialling import Outcome
 from agent.mesh.inbox import Inbox
 from agent.mesh.link import Link
@@ -107,7 +107,10 @@ class Told:
 
 
 class Driver:
-    """Owns one machine and its links. ``run`` is its task; all other methods are called on the same loop."""
+    """Owns one machine and its links. ``run`` is its task; all other methods are called on the same loop.
+
+    ``roster_changed`` must be called once before anything can be dialled. ``dial_s`` is the time of one dial.
+    """
 
     def __init__(
         self,
@@ -267,13 +270,9 @@ class Driver:
             self._traffic.refused["heard_full"] += 1
 
     def sighted(self, node_id: NodeId, endpoints: Sequence[Endpoint]) -> None:
-        """Discovery saw ``node_id``; of a member, the back-off starts over."""
+        """Discovery, or its own file, says where ``node_id`` is; of a member, the back-off starts over."""
         if self._book.sight(node_id, endpoints):
             self._inbox.put(PeerSighted(id16_of(id32_of(node_id))))
-
-    def addresses_told(self, node_id: NodeId, addrs: Sequence[Address]) -> None:
-        """Somebody's own file says where it is, perhaps before it is a member."""
-        self.sighted(node_id, endpoints_of(addrs))
 
     def fresh_state(self) -> Sealed | None:
         """The newest own sealed V, publishing one first if the event bucket allows; None before the first."""

@@ -2,7 +2,7 @@
 
 The inbox is bounded because every source is: a link has at most one unread message and one of each of its other
 events in it, a dial one answer, the daemon one pair of bodies and one roster (newer ones take the place of older
-ones), and records heard outside links at most 64 (more are dropped and counted).
+ones), records heard outside links at most 64 (more are dropped and counted), sightings 50 a second.
 """
 
 import asyncio

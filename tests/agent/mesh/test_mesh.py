@@ -14,7 +14,7 @@ from agent.settings.values import PeerHint
 from router_core.ids import mesh8_of
 from router_core.record.envelope import read_header
 from router_core.record.membership import Liveness
-from router_core.record.state import Address, LeaveReason
+from router_core.record.state import LeaveReason
 from tests.support.faultproxy import FaultProxy
 from tests.support.meshnode import MESH, Person, person
 from tests.support.meshpeer import Peer
@@ -157,8 +157,7 @@ async def test_a_new_member_is_dialled_where_its_file_said(town: Town) -> None:
     near, far = sorted(town.people[:2], key=lambda who: who.id16)
     a = await town.start(town.people.index(near), members=[town.people.index(near)])
     b = await town.start(town.people.index(far))
-    here = Address(ip=ip_address(b.host).packed, mesh_port=b.port, ingress_port=b.port)
-    a.driver.addresses_told(far.member.node_id, [here])
+    a.driver.sighted(far.member.node_id, [Endpoint(ip_address(b.host), b.port)])
     await a.set_roster([near.member, far.member])
     await until(lambda: a.sees(far) and b.sees(near), 15, picture=a.driver.picture)
 
