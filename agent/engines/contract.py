@@ -298,11 +298,15 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def dialects(self) -> Dialect:
-        """The manifest's word, else the engine's, with ``EMBED`` where a model is known to embed."""
+        """The manifest's word, else the engine's, with ``EMBED`` unless every model is known not to embed: a
+        llama-server in single mode does not tell whether it was started with ``--embedding``."""
         if self.manifest.dialects is not None:
             return self.manifest.dialects
         found = self.identity.dialects if self.identity is not None else Dialect(0)
-        if any(Capability.EMBEDDINGS in model.caps.has for model in self.owned):
+        if found and any(
+            Capability.EMBEDDINGS in model.caps.has or Capability.EMBEDDINGS not in model.caps.known
+            for model in self.owned
+        ):
             found |= Dialect.EMBED
         return found & ~self.withdrawn
 
