@@ -8,12 +8,14 @@ Dominance is that of Pareto, relaxed by a small eps so that noise decides nothin
 """
 
 from hashlib import blake2b
+from operator import attrgetter
 
 from router_core.placement.eligibility import Need
 from router_core.placement.estimates import capacity
-from router_core.placement.record import Factors
 from router_core.placement.survey import Scored
 from router_core.policy.placement import PlacementPolicy, Weights
+
+_SCORE = attrgetter("score")
 
 
 def seed_of(request_id: str, attempt: int) -> bytes:
@@ -24,14 +26,15 @@ def seed_of(request_id: str, attempt: int) -> bytes:
 def choose(
     scored: list[Scored], need: Need, policy: PlacementPolicy, seed: bytes, *, full: bool
 ) -> list[Scored]:
-    """``scored`` in the order in which rows would be tried, the chosen one first; empty stays empty.
+    """``scored`` in the order in which rows would be tried, the chosen one first; empty stays empty. Rows of equal
+    score keep their order.
 
     Marks every row that left the choice (``out``). Unless ``full``, rows that are too far behind the best to win
     are left unmarked.
     """
     if not scored:
         return []
-    by_score = sorted(scored, key=_rank)
+    by_score = sorted(scored, key=_SCORE)
     _veto(by_score, policy)
     _drop_slow_loads(by_score)
     _drop_dominated(by_score, policy, full=full)
@@ -47,10 +50,6 @@ def choose(
     return [chosen, *rest, *out]
 
 
-def _rank(scored: Scored) -> tuple[float, str, str]:
-    return scored.score, scored.row.key, scored.row.model
-
-
 def _out_rank(scored: Scored) -> int:
     if scored.out == "veto":
         return 2
@@ -59,16 +58,17 @@ def _out_rank(scored: Scored) -> int:
 
 def _veto(rows: list[Scored], policy: PlacementPolicy) -> None:
     above, below = policy.veto_above, policy.veto_needs_below
-    costs = [worst(row.f) for row in rows]
+    costs = [worst(row) for row in rows]
     if max(costs) > above and min(costs) < below:
         for row, cost in zip(rows, costs, strict=True):
             if cost > above:
                 row.out = "veto"
 
 
-def worst(f: Factors) -> float:
+def worst(scored: Scored) -> float:
     """The largest factor, ``speed`` aside, which is relative and vetoes nothing."""
-    return max(f.slo, f.memory, f.switch, f.pressure)
+    row = scored.row
+    return max(scored.slo, row.pressure, row.memory, row.switch)
 
 
 def _drop_slow_loads(rows: list[Scored]) -> None:

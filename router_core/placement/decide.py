@@ -5,6 +5,7 @@ equal inputs choose equally. Refuses to dispatch: whoever routes reserves in the
 """
 
 from functools import lru_cache
+from operator import attrgetter
 from random import Random
 
 from router_core.placement.admission import retry_after_s
@@ -36,6 +37,7 @@ _ALTERNATIVES = 3
 _FULL_ONE_IN = 16
 _WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
+_SCORE = attrgetter("score")
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 _BASE32_PAIRS = [first + second for first in _BASE32 for second in _BASE32]
 
@@ -53,7 +55,7 @@ def decide(
     if not order:
         return _rejection(decision_id, request, seen, fleet, policy, now, rng, seed)
     chosen = order[0]
-    ranked = sorted([row for row in (*order, *seen.reserves) if row is not chosen], key=_score_of)
+    ranked = sorted([row for row in (*order, *seen.reserves) if row is not chosen], key=_SCORE)
     action = Action.ROUTE if chosen.resident else Action.ROUTE_COLD
     reason = _reason(chosen, ranked, seen)
     full = full or action is not Action.ROUTE
@@ -153,10 +155,6 @@ def _new_id(rng: Random) -> str:
     """130 random bits as 26 characters of base32."""
     bits = rng.getrandbits(130)
     return "".join([_BASE32_PAIRS[bits >> shift & 1023] for shift in range(0, 130, 10)])
-
-
-def _score_of(scored: Scored) -> float:
-    return scored.score
 
 
 def _reason(chosen: Scored, others: list[Scored], seen: Survey) -> Reason:

@@ -6,6 +6,7 @@ after it was built except what ``live`` looks up. Refuses to know requests.
 """
 
 from collections.abc import Container, Iterable, Mapping
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from router_core.view.cluster import ClusterView, NodeView
 
 _NO_ROWS: tuple[Row, ...] = ()
 _SMOOTHING = 0.1
+_NODE_ID = attrgetter("node_id")
 
 
 class Breaking(Protocol):
@@ -72,9 +74,10 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """All rows of one snapshot. ``by_name`` holds names of all engines but Ollama, ``by_tag`` Ollama's with their tag.
+    """All rows of one snapshot, by node id and position, so that nothing depends on who was heard first.
 
-    ``m_r`` multiplies own uncovered work by what the other routers probably did at the same time.
+    ``by_name`` holds names of all engines but Ollama, ``by_tag`` Ollama's with their tag. ``m_r`` multiplies own
+    uncovered work by what the other routers probably did at the same time.
     """
 
     gen: int
@@ -159,7 +162,8 @@ def fold_fleet(
         scales = previous.scales
     alone = not any(node.liveness in ALIVE and not node.is_self for node in view.nodes.values())
     parts: dict[Id16, Part] = {}
-    for id16, node in view.nodes.items():
+    for node in sorted(view.nodes.values(), key=_NODE_ID):
+        id16 = node.id16
         part = known.get(id16)
         learned = profiles.changed_at(id16)
         if (

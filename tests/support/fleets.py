@@ -108,7 +108,8 @@ def a_row(name: str = "a", **over: Any) -> Row:
 def a_fleet(
     *rows: Row, m_r: float = 3.0, live: Live | None = None, profiles: Profiles | None = None
 ) -> Fleet:
-    """A fleet of exactly these rows."""
+    """A fleet of exactly these rows, in the order a fold would give them."""
+    rows = tuple(sorted(rows, key=lambda row: row.key))
     profiles = profiles or Profiles(ProfilePolicy())
     bare = fold_fleet(None, empty(ME, NodeName("me")), profiles, POLICY, live or Live(ledger=a_ledger()), NOW)
     by_name: dict[str, tuple[Row, ...]] = {}

@@ -121,9 +121,10 @@ def test_equal_inputs_give_equal_decisions(found, request):
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_the_choice_does_not_depend_on_the_generator_nor_on_the_order_of_rows(found, request):
-    one = decide(request, a_fleet(*found), POLICY, NOW, Random(1))
-    two = decide(request, a_fleet(*reversed(found)), POLICY, NOW, Random(2))
+def test_the_choice_does_not_depend_on_the_generator(found, request):
+    fleet = a_fleet(*found)
+    one = decide(request, fleet, POLICY, NOW, Random(1))
+    two = decide(request, fleet, POLICY, NOW, Random(2))
     assert (one.action, one.reason) == (two.action, two.reason)
     assert (one.chosen and one.chosen.endpoint) == (two.chosen and two.chosen.endpoint)
     assert one.id != two.id
@@ -218,8 +219,8 @@ def test_no_bonus_beats_the_veto(found, wished):
     request = a_request(hints=parsed_hints(prefer=f"@{wished}"))
     seen = survey(request, a_fleet(*found), POLICY, NOW)
     order = choose(seen.scored, seen.need, POLICY, seed_of("r", 1), full=True)
-    if any(worst(row.f) < POLICY.veto_needs_below for row in order):
-        assert worst(order[0].f) <= POLICY.veto_above
+    if any(worst(row) < POLICY.veto_needs_below for row in order):
+        assert worst(order[0]) <= POLICY.veto_above
 
 
 @settings(max_examples=80, deadline=None)

@@ -235,6 +235,14 @@ def test_a_step_by_step_fleet_equals_one_built_anew():
     assert fleet.rows == folded(view, profiles, None, live).rows
 
 
+def test_the_order_in_which_nodes_were_heard_changes_no_row():
+    changes = [a_change(name) for name in "cab"]
+    profiles, live = Profiles(ProfilePolicy()), Live(ledger=a_ledger())
+    one = folded(a_view(*changes), profiles, live=live)
+    two = folded(a_view(*reversed(changes)), profiles, live=live)
+    assert one.rows == two.rows
+
+
 def test_folding_covers_own_work_that_the_new_record_shows():
     live = Live(ledger=a_ledger())
     fleet = folded(a_view(a_change("a")), live=live)
