@@ -5,9 +5,11 @@ excludes only on a known no, an explicit one needs a known yes; empty stays empt
 """
 
 import math
+from collections.abc import Mapping
 
 from msgspec import Struct
 
+from router_core.ids import Id16
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Breaking
 from router_core.placement.reasons import Reason
@@ -123,10 +125,10 @@ def closed(row: Row, need: Need, breakers: Breaking | None, now: int) -> Reason 
     return None
 
 
-def unfit(row: Row, need: Need, loading_bytes: int) -> Reason | None:
+def unfit(row: Row, need: Need, loading: Mapping[Id16, int]) -> Reason | None:
     """Why ``row`` cannot serve this request although its endpoint is open; None if it can.
 
-    ``loading_bytes`` are own loads on that node which its record does not show yet.
+    ``loading`` are the bytes of own loads which the nodes' records do not show yet.
     """
     if need.digest is not None and row.digest is not None and row.digest != need.digest:
         return Reason.MODEL_ABSENT
@@ -144,7 +146,7 @@ def unfit(row: Row, need: Need, loading_bytes: int) -> Reason | None:
     if ctx is not None and ctx < need.ctx:
         return Reason.CONTEXT_TOO_SMALL
     if not warm:
-        if row.room_bytes is not None and row.need_bytes > row.room_bytes - loading_bytes:
+        if row.room_bytes is not None and row.need_bytes > row.room_bytes - loading.get(row.node, 0):
             return Reason.DOES_NOT_FIT
         if not row.loads:
             return Reason.PRESSURE

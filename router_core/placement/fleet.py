@@ -5,7 +5,7 @@ A *row* is (endpoint, served model). Owns: the constants of each row, the index 
 after it was built except what ``live`` looks up. Refuses to know requests.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class Live(Struct, frozen=True, kw_only=True):
 
     ledger: Ledger
     breakers: Breaking = NoBreakers()
-    suspects: Container[Endpoint] = frozenset()
+    suspects: Collection[Endpoint] = frozenset()
 
 
 class Part(Struct, frozen=True, kw_only=True):

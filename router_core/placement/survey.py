@@ -128,10 +128,15 @@ class _Judged:
         "_costs",
         "_fleet",
         "_hint_bonus",
+        "_loading",
+        "_local",
         "_need",
         "_now",
+        "_owed",
         "_pin",
         "_prefer",
+        "_repeated",
+        "_watched",
         "counts",
         "excluded",
         "max_age_ms",
@@ -157,7 +162,11 @@ class _Judged:
         self.max_age_ms = 0
         self._need = need
         self._fleet = fleet
+        ledger = fleet.live.ledger
+        self._local, self._owed, self._loading = ledger.local, ledger.owed, ledger.loading
         self._breakers = fleet.breakers
+        self._watched = self._breakers is not None or len(fleet.live.suspects) > 0
+        self._repeated = len(need.tried) > 0 or len(need.refused) > 0
         self._costs = costs
         self._now = now
         self._prefer = request.hints.prefer
@@ -168,24 +177,25 @@ class _Judged:
     def judge(self, row: Row) -> None:
         """Filter and estimate one row."""
         need, now = self._need, self._now
-        ledger = self._fleet.live.ledger
-        reason = closed(row, need, self._breakers, now) or unfit(row, need, ledger.loading.get(row.node, 0))
+        reason = closed(row, need, self._breakers, now) or unfit(row, need, self._loading)
         pressed = reason is Reason.PRESSURE and is_soft(row)
         if reason is not None and not pressed:
             self._exclude(row, reason)
             return
         if row.is_self:
             age_ms, owed_s = 0, 0.0
-            busy = ledger.local.in_flight(row.endpoint) + row.foreign
+            busy = self._local.in_flight(row.endpoint) + row.foreign
             in_flight, queued = min(busy, row.slots), max(0, busy - row.slots)
-            work_s = ledger.local.work_s(row.endpoint, row.slots, now, row.foreign)
+            work_s = self._local.work_s(row.endpoint, row.slots, now, row.foreign)
         else:
-            age_ms, owed_s = max(0, now - row.taken_ms), 0.0
+            age_ms, owed_s = now - row.taken_ms, 0.0
+            if age_ms < 0:
+                age_ms = 0
             if age_ms > self.max_age_ms:
                 self.max_age_ms = age_ms
             in_flight, queued, work_s = row.in_flight, row.queued, row.work_s
             busy = in_flight + queued
-            owed = ledger.owed.get(row.key)
+            owed = self._owed.get(row.key)
             if owed is not None:
                 busy += owed.requests
                 owed_s = owed.work_s * self._fleet.m_r
@@ -194,10 +204,15 @@ class _Judged:
             return
         hit = 0 if self._pin is None else _hit(row, self._pin, need.prompt)
         est = estimate(row, need, work_s, in_flight, age_ms, owed_s, hit)
-        late = _late(row, need, now + 1000.0 * est.ttft)
-        if late is not None:
-            self._exclude(row, late)
+        if now + 1000.0 * est.ttft > need.until_ms:
+            self._exclude(row, Reason.DEADLINE)
             return
+        if self._repeated and (row.key in need.tried or row.key in need.refused):
+            self._exclude(row, Reason.TRIED if row.key in need.tried else Reason.REFUSED)
+            return
+        reserve = row.backup
+        if reserve is None and (self._watched or age_ms > row.period_ms):
+            reserve = self._reserve(row, age_ms)
         scored = Scored(
             row=row,
             est=est,
@@ -209,13 +224,13 @@ class _Judged:
             hit=hit,
             adj=0.0 if self._costs is None else self._costs[row.key, row.model],
             hint_bonus=_preference(row, self._prefer, self._hint_bonus) if self._prefer else 0.0,
-            reserve=self._reserve(row, age_ms),
+            reserve=reserve,
         )
         if pressed:
             self._exclude(row, Reason.PRESSURE)
-            if scored.reserve is None:
+            if reserve is None:
                 self.pressed.append(scored)
-        elif scored.reserve is not None:
+        elif reserve is not None:
             self.reserves.append(scored)
         else:
             self.scored.append(scored)
@@ -258,8 +273,6 @@ class _Judged:
         self.counts[reason] += 1
 
     def _reserve(self, row: Row, age_ms: int) -> str | None:
-        if row.backup is not None:
-            return row.backup
         if is_stale(age_ms, row.period_ms):
             return "stale"
         if row.key in self._fleet.live.suspects:
@@ -267,14 +280,6 @@ class _Judged:
         if self._breakers is not None and self._breakers.state(row.key, self._now) == _HALF_OPEN:
             return "half_open"
         return None
-
-
-def _late(row: Row, need: Need, start_ms: float) -> Reason | None:
-    if start_ms > need.until_ms:
-        return Reason.DEADLINE
-    if row.key in need.tried:
-        return Reason.TRIED
-    return Reason.REFUSED if row.key in need.refused else None
 
 
 def _hit(row: Row, pin: Pin, prompt: int) -> int:
