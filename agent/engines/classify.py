@@ -62,10 +62,10 @@ RULES: Final[dict[EngineKind, tuple[Rule, ...]]] = {
     ),
     EngineKind.OLLAMA: (
         _saying(_F.BUSY, rb"pending requests", 503),
+        _silent_on(_F.ROUTE, rb"\"error\"", 404),
         _saying(_F.ABSENT, rb"not found", 404),
         _any(_F.LOAD_FAILED, 500),
         _any(_F.AUTH, 401),
-        _silent_on(_F.ROUTE, rb"\"error\"", 404),
         _any(_F.ROUTE, 405),
     ),
     EngineKind.LMSTUDIO: (

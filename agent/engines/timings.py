@@ -115,7 +115,7 @@ def _collect(head: bytes, tail: bytes) -> tuple[dict[str, Any], dict[str, Any], 
                 usage.update({key: value for key, value in place["usage"].items() if value is not None})
         finish = _finish_of(told) or finish
     if not parsed:
-        timings, usage, finish = _search(tail)
+        timings, usage, finish = _search(head, tail)
     return timings, usage, finish
 
 
@@ -134,8 +134,8 @@ def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
                     yield told
 
 
-def _search(tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]:
-    """Figures near the end of a body whose beginning is cut off. Quotes inside strings are escaped, so a key
+def _search(head: bytes, tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]:
+    """Figures near the ends of a body whose middle is cut out. Quotes inside strings are escaped, so a key
     found this way is a key."""
     found: dict[bytes, dict[str, Any]] = {}
     for match in _OBJECT.finditer(tail):
@@ -145,7 +145,7 @@ def _search(tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]
                 found[match[1]] = msgspec.json.decode(tail[match.end() : end])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-    reasons = _FINISHED.findall(tail)
+    reasons = _FINISHED.findall(tail) or _FINISHED.findall(head)
     finish = _FINISHES.get(reasons[-1].decode("ascii")) if reasons else None
     return found.get(b"timings", {}), found.get(b"usage", {}), finish
 

@@ -202,7 +202,8 @@ async def test_an_event_line_without_end_is_refused() -> None:
 async def follow(answer: bytes, got: list[bytes]) -> str:
     """Collect the events in ``answer``; the reason why the stream ended."""
     async with (
-        raw_server(answer) as port, client_of(manifest(port)) as client,
+        raw_server(answer) as port,
+        client_of(manifest(port)) as client,
         contextlib.aclosing(client.events("/models/sse")) as events,
     ):
         try:

@@ -1,0 +1,91 @@
+"""The health of an endpoint as a pure fold."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.engines.contract import Health, Refusal
+from agent.engines.health import FAILURES, START_MS, Signs
+
+PERIOD = 2_000
+
+
+def test_nothing_known_is_unreachable() -> None:
+    assert Signs().judge(0, PERIOD) is Health.UNREACHABLE
+
+
+def test_an_engine_seen_a_moment_ago_may_be_starting_but_not_for_ever() -> None:
+    signs = Signs().answered(0)
+    assert signs.judge(START_MS - 1, PERIOD) is Health.STARTING
+    assert signs.judge(START_MS, PERIOD) is Health.UNREACHABLE
+
+
+def test_a_list_and_a_recent_look_make_it_ready_and_three_missed_periods_degraded() -> None:
+    signs = Signs().listed(0).looked(0)
+    assert signs.judge(3 * PERIOD, PERIOD) is Health.READY
+    assert signs.judge(3 * PERIOD + 1, PERIOD) is Health.DEGRADED
+    assert Signs().listed(0).judge(1, PERIOD) is Health.DEGRADED
+
+
+def test_one_refused_connection_is_enough_but_silence_takes_three() -> None:
+    ready = Signs().listed(0).looked(0)
+    assert ready.silent(connect=True).judge(1, PERIOD) is Health.UNREACHABLE
+    signs = ready
+    for _ in range(FAILURES - 1):
+        signs = signs.silent(connect=False)
+        assert signs.judge(1, PERIOD) is Health.READY
+    assert signs.silent(connect=False).judge(1, PERIOD) is Health.UNREACHABLE
+
+
+def test_an_answer_in_between_starts_the_count_anew() -> None:
+    signs = Signs().listed(0).looked(0)
+    for _ in range(10):
+        signs = signs.silent(connect=False).silent(connect=False).answered(5)
+    assert signs.judge(5, PERIOD) is Health.READY
+
+
+def test_after_a_lost_connection_everything_must_be_seen_again() -> None:
+    back = Signs().listed(0).looked(0).silent(connect=True).answered(10)
+    assert back.judge(10, PERIOD) is Health.STARTING
+
+
+def test_a_refused_key_lasts_until_an_identification_succeeds() -> None:
+    signs = Signs().listed(0).looked(0).unauthorised()
+    assert signs.looked(1).listed(1).judge(1, PERIOD) is Health.UNAUTHORISED
+    assert signs.identified(2).judge(2, PERIOD) is Health.READY
+
+
+def test_loading_is_starting_whatever_was_seen_before() -> None:
+    signs = Signs().listed(0).looked(0).unlisted(1, loading=True, key_refused=False)
+    assert signs.judge(1, PERIOD) is Health.STARTING
+    assert signs.listed(2).looked(2).judge(2, PERIOD) is Health.READY
+
+
+Step = st.sampled_from(
+    [
+        lambda s, now: s.answered(now),
+        lambda s, now: s.listed(now),
+        lambda s, now: s.looked(now),
+        lambda s, now: s.identified(now),
+        lambda s, now: s.unauthorised(),
+        lambda s, now: s.silent(connect=False),
+        lambda s, now: s.silent(connect=True),
+        lambda s, now: s.unlisted(now, loading=True, key_refused=False),
+        lambda s, now: s.unlisted(now, loading=False, key_refused=True),
+    ]
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(Step, max_size=20), st.integers(0, 100))
+def test_requests_are_taken_only_with_a_list_and_never_once_refused(steps: list, refuse_at: int) -> None:  # type: ignore[type-arg]
+    signs = Signs()
+    for now, step in enumerate(steps):
+        signs = step(signs, now)
+        if now == refuse_at:
+            signs = signs.refused(Refusal.SELF_LOOP)
+        health = signs.judge(now, PERIOD)
+        if health.takes_requests:
+            assert signs.listed_ms is not None
+            assert not signs.lost
+        if now >= refuse_at:
+            assert health is Health.REFUSED

@@ -1,0 +1,314 @@
+"""The monitor over real sockets: health, restarts, reports of the relay, and no call too many."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from agent.engines.contract import EndpointStatus, Health, LoadSource, Residency
+from agent.settings.manifest import Caps, DeclaredModel, EngineKind
+from router_core.record.state import Capability, Dialect, EngineState
+from tests.support.engine_setup import QUICK, Watched, manifest
+from tests.support.fakes.replay import ReplayServer, Sample
+from tests.support.llama import free_port
+from tests.support.until import until
+
+GetSample = Callable[[str], Sample]
+PATHS = {
+    "/health": "health",
+    "/props": "props",
+    "/v1/models": "models",
+    "/models": "models",
+    "/metrics": "metrics",
+}
+
+
+def llama(sample: GetSample) -> ReplayServer:
+    return ReplayServer({path: sample(f"llama-single-{name}") for path, name in PATHS.items()})
+
+
+def with_metrics(server: ReplayServer, sample: GetSample, instance: str, **values: float) -> None:
+    """Let ``/metrics`` tell other values, as another process if ``instance`` differs."""
+    told = sample("llama-single-metrics")
+    body = told.body.decode()
+    for name, value in values.items():
+        body = body.replace(f"\nllamacpp:{name} 0", f"\nllamacpp:{name} {value}")
+    headers = {**told.headers, "Process-Start-Time-Unix": instance}
+    server.routes["/metrics"] = Sample(200, headers, body.encode())
+
+
+def plain(sample: GetSample) -> ReplayServer:
+    models = Sample(200, {}, b'{"data":[{"id":"a"},{"id":"b"}]}')
+    return ReplayServer({"/v1/models": models, "/health": Sample()})
+
+
+def health(watched: Watched) -> Callable[[Health], Callable[[], bool]]:
+    return lambda wanted: lambda: watched.status().health is wanted
+
+
+async def looks(watched: Watched, count: int) -> None:
+    """Wait for ``count`` more good fast polls."""
+    seen = {watched.status().observed_ms}
+
+    def enough() -> bool:
+        seen.add(watched.status().observed_ms)
+        return len(seen) > count
+
+    await until(enough)
+
+
+async def test_an_engine_becomes_ready_once_and_urgently(sample: GetSample) -> None:
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        await looks(watched, 5)
+    changes = [(status.health, urgent) for status, urgent in watched.told]
+    assert (Health.READY, True) in changes
+    assert len(changes) <= 2, "an unchanged engine is not told of again"
+    assert watched.status().health.code is EngineState.READY
+
+
+async def test_speeds_are_told_from_counters_and_a_reset_gives_no_negative_one(sample: GetSample) -> None:
+    server = llama(sample)
+    with_metrics(server, sample, "1", tokens_predicted_total=100, tokens_predicted_seconds_total=1)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        await looks(watched, 2)
+        with_metrics(server, sample, "1", tokens_predicted_total=300, tokens_predicted_seconds_total=3)
+        await until(lambda: speeds(watched) == [100.0])
+        with_metrics(server, sample, "1", tokens_predicted_total=10, tokens_predicted_seconds_total=1)
+        await looks(watched, 3)
+        with_metrics(server, sample, "1", tokens_predicted_total=60, tokens_predicted_seconds_total=2)
+        await until(lambda: speeds(watched) == [100.0, 50.0])
+
+
+def speeds(watched: Watched) -> list[float]:
+    loads = [status.load for status, _ in watched.told]
+    return [load.tg_tps for load in loads if load is not None and load.tg_tps is not None]
+
+
+async def test_another_instance_token_or_a_fallen_counter_makes_it_look_again(sample: GetSample) -> None:
+    server = llama(sample)
+    with_metrics(server, sample, "1", tokens_predicted_total=100)
+    slow = type(QUICK)(fast_ms=50, busy_ms=50, quiet_ms=50, slow_ms=60_000, identify_ms=60_000)
+    async with server.serving(), Watched(manifest(server.port), cadence=slow) as watched:
+        await until(lambda: instance(watched.status()) == "1")
+        for number, change in enumerate(
+            ({"instance": "2", "tokens_predicted_total": 100}, {"instance": "2"}), 2
+        ):
+            with_metrics(server, sample, **change)  # type: ignore[arg-type]
+            await until(lambda wanted=number: server.calls.count(("GET", "/health")) == wanted)  # type: ignore[misc]
+            await until(lambda wanted=number: server.calls.count(("GET", "/v1/models")) == wanted)  # type: ignore[misc]
+        assert instance(watched.status()) == "2"
+
+
+def instance(status: EndpointStatus) -> str | None:
+    return status.identity.instance if status.identity is not None else None
+
+
+async def test_an_engine_that_changes_its_kind_is_refused_for_good(sample: GetSample) -> None:
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        server.routes = dict(plain(sample).routes)
+        await until(health(watched)(Health.REFUSED))
+        assert watched.status().reason == "identity_changed"
+        calls = len(server.calls)
+        server.routes = dict(llama(sample).routes)
+        await asyncio.sleep(0)
+        watched.watch.report_absent("here")
+        await until(lambda: watched.status().health is Health.REFUSED)
+        assert len(server.calls) == calls
+
+
+async def test_a_loop_to_ourselves_is_refused(sample: GetSample) -> None:
+    server = ReplayServer(plain(sample).routes, server="pairmesh")
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.REFUSED))
+        assert watched.status().reason == "self_loop"
+        assert watched.status().health.code is EngineState.DOWN
+
+
+async def test_an_engine_that_still_loads_is_starting_and_then_ready(sample: GetSample) -> None:
+    loading = Sample(
+        503, {"Server": "llama.cpp"}, b'{"error":{"message":"Loading model","type":"unavailable_error"}}'
+    )
+    server = ReplayServer({"/health": loading})
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.STARTING))
+        assert not watched.status().health.takes_requests
+        server.routes = dict(llama(sample).routes)
+        await until(health(watched)(Health.READY))
+
+
+async def test_garbage_is_health_and_never_a_crash(sample: GetSample) -> None:
+    garbage = [
+        Sample(200, {}, b"\x00\xff" * 100),
+        Sample(200, {}, b"[1,2,3]"),
+        Sample(200, {}, b'{"data":"none"}'),
+        Sample(200, {}, b'{"data":[{"id":7},{"id":{"a":1}},null]}'),
+        Sample(500, {}, b"oops"),
+        Sample(200, {}, b"[" * 50_000),
+    ]
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        for wrong in garbage:
+            server.routes["/v1/models"] = server.routes["/metrics"] = wrong
+            calls = len(server.calls)
+            await until(lambda: not watched.status().health.takes_requests)
+            await until(lambda before=calls: len(server.calls) > before + 10)  # type: ignore[misc]
+            server.routes = dict(llama(sample).routes)
+            await until(health(watched)(Health.READY))
+
+
+async def test_while_only_the_fast_poll_fails_requests_go_on_and_facts_age(sample: GetSample) -> None:
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        server.routes["/metrics"] = Sample(501)
+        await until(health(watched)(Health.DEGRADED))
+        assert watched.status().health.takes_requests
+        assert watched.status().health.code is EngineState.READY
+        seen = watched.status().observed_ms
+        await until(lambda: server.calls.count(("GET", "/v1/models")) > 3)
+        assert watched.status().observed_ms == seen
+
+
+async def test_metrics_that_wait_for_a_long_batch_leave_the_load_unknown_and_the_engine_ready(
+    sample: GetSample,
+) -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3_600)
+        return web.Response()
+
+    server = llama(sample)
+    server.routes["/metrics"] = never
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(lambda: watched.status().observed_ms is not None)
+        assert watched.status().load is not None
+        assert watched.status().load.source is LoadSource.OWN  # type: ignore[union-attr]
+        assert watched.status().health.takes_requests
+
+
+async def test_a_connect_failure_the_relay_saw_takes_the_endpoint_away_until_it_answers(
+    sample: GetSample,
+) -> None:
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        watched.told.clear()
+        watched.watch.report_connect_failed("here")
+        assert watched.status().health is Health.UNREACHABLE
+        assert watched.status().resident == ()
+        assert watched.told[-1][1], "told at once and as urgent"
+        await until(health(watched)(Health.READY))
+        assert [model.state for model in watched.status().resident] == [Residency.RESIDENT]
+
+
+async def test_a_model_the_engine_denied_makes_it_read_the_list_at_once(sample: GetSample) -> None:
+    server = plain(sample)
+    lazy = type(QUICK)(fast_ms=50, slow_ms=60_000)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI), cadence=lazy) as watched:
+        await until(lambda: len(watched.status().owned) == 2)
+        server.routes["/v1/models"] = Sample(200, {}, b'{"data":[{"id":"b"}]}')
+        watched.watch.report_absent("here")
+        await until(lambda: [model.name for model in watched.status().owned] == ["b"])
+
+
+async def test_a_refused_key_the_relay_saw_makes_the_endpoint_unauthorised(sample: GetSample) -> None:
+    server = plain(sample)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.READY))
+        watched.watch.report_auth("here")
+        assert watched.status().health is Health.UNAUTHORISED
+        await until(health(watched)(Health.READY))
+
+
+async def test_a_route_the_engine_did_not_know_is_withdrawn_for_a_while(sample: GetSample) -> None:
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        watched.watch.report_route("here", Dialect.RERANK)
+        assert Dialect.RERANK not in watched.status().dialects
+        assert Dialect.CHAT in watched.status().dialects
+        await until(lambda: Dialect.RERANK in watched.status().dialects)
+
+
+async def test_own_requests_are_the_load_where_nothing_else_tells_it(sample: GetSample) -> None:
+    server = plain(sample)
+    described = manifest(server.port, EngineKind.OPENAI, slots=2)
+    async with server.serving():
+        described = manifest(server.port, EngineKind.OPENAI, slots=2)
+        async with Watched(described) as watched:
+            await until(health(watched)(Health.READY))
+            for in_flight, expected in ((1, (1, 0)), (5, (2, 3)), (0, (0, 0))):
+                watched.watch.report_work("here", in_flight)
+                load = watched.status().load
+                assert load is not None
+                assert (load.running, load.waiting) == expected
+        assert (watched.status().slots, watched.status().max_queue) == (2, 4)
+
+
+async def test_the_operators_facts_beat_the_engines_and_of_two_limits_the_smaller_counts(
+    sample: GetSample,
+) -> None:
+    server = llama(sample)
+    tools = Caps(known=Capability.TOOLS | Capability.VISION, has=Capability.TOOLS)
+    declared = (
+        DeclaredModel(
+            name="org/small", upstream_name="tiny", aliases=("s",), quant="Q4_0", ctx_max=1_000, caps=tools
+        ),
+    )
+    async with server.serving(), Watched(manifest(server.port, models=declared)) as watched:
+        await until(health(watched)(Health.READY))
+        status = watched.status()
+    (owned,) = status.owned
+    assert (owned.name, owned.native_id, owned.aliases) == ("org/small", "tiny", ("s",))
+    assert (owned.quant, owned.ctx_max, owned.ctx_served) == ("Q4_0", 1_000, 1_000)
+    assert owned.params_b == 0.000925248
+    assert owned.caps.has == Capability.TOOLS
+    assert (status.native_id("org/small"), status.native_id("s"), status.native_id("tiny")) == (
+        "tiny",
+        "tiny",
+        None,
+    )
+
+
+async def test_ten_thousand_models_and_unfit_names_stay_within_bounds(sample: GetSample) -> None:
+    ids = ",".join(f'{{"id":"m{number}"}}' for number in range(10_000))
+    unfit = '{"id":"a b"},{"id":"../x"},{"id":""},{"id":"' + "x" * 200 + '"}'
+    server = ReplayServer(
+        {"/v1/models": Sample(200, {}, f'{{"data":[{unfit},{ids}]}}'.encode()), "/health": Sample()}
+    )
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.READY))
+        assert len(watched.status().owned) == 1_024
+        assert watched.status().unfit_names == 3
+
+
+async def test_nothing_but_get_of_known_routes_is_ever_sent(sample: GetSample) -> None:
+    server = llama(sample)
+    async with server.serving(), Watched(manifest(server.port)) as watched:
+        await until(health(watched)(Health.READY))
+        await looks(watched, 10)
+    assert {method for method, _ in server.calls} == {"GET"}
+    assert {path for _, path in server.calls} <= {"/health", "/props", "/models", "/v1/models", "/metrics"}
+
+
+async def test_a_closed_port_is_unreachable_and_tried_again(sample: GetSample) -> None:
+    port = free_port()
+    async with Watched(manifest(port)) as watched:
+        await until(lambda: watched.status().reason == "unreachable" or watched.status().reason is None)
+        server = llama(sample)
+        async with server.serving(port):
+            await until(health(watched)(Health.READY))
+
+
+async def test_the_watch_closes_everything_it_opened(sample: GetSample) -> None:
+    server = plain(sample)
+    async with server.serving():
+        before = len(asyncio.all_tasks())
+        async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+            await until(health(watched)(Health.READY))
+        await until(lambda: len(asyncio.all_tasks()) <= before + 1)
