@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
-from agent.relay.listener import ServerConnection
+from agent.relay.front import Client
 from router_core import limits
 
 _TICK_S = 1.0
@@ -23,19 +23,19 @@ class Roll:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._live: set[ServerConnection] = set()
+        self._live: set[Client] = set()
         self._left = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[ServerConnection]:
+    def __iter__(self) -> Iterator[Client]:
         return iter(tuple(self._live))
 
-    def join(self, connection: ServerConnection) -> None:
+    def join(self, connection: Client) -> None:
         self._live.add(connection)
 
-    def leave(self, connection: ServerConnection) -> None:
+    def leave(self, connection: Client) -> None:
         self._live.discard(connection)
         self._left.set()
 
@@ -65,7 +65,7 @@ class Acceptor:
     def __init__(
         self,
         sock: socket.socket,
-        make: Callable[[], ServerConnection],
+        make: Callable[[], asyncio.Protocol],
         roll: Roll,
         *,
         most: int = limits.API_CONNECTIONS,

@@ -14,13 +14,15 @@ from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, message_of, status_of
 from agent.relay.dialects import openai
 from agent.relay.dialects.facts import BodyFault
-from agent.relay.driver import Courier, Wiring
+from agent.relay.driver import Courier
+from agent.relay.front import Answer, Client, Work
 from agent.relay.headers import Headers, request_id_of, value_of
 from agent.relay.intake import Request
-from agent.relay.listener import Answer, ServerConnection, Work
+from agent.relay.lines import line_of_answer
 from agent.relay.lists import JSON, Lists, greeting, health
 from agent.relay.parcel import Parcel
-from agent.relay.ports import AccessLine, Asked, Listing, Phase, Placer, Routed, Turned
+from agent.relay.ports import Asked, Listing, Phase, Placer, Routed, Turned
+from agent.relay.wiring import Wiring
 from router_core import limits
 from router_core.exchange.events import Reply
 from router_core.record.state import Dialect
@@ -147,16 +149,16 @@ class ApiFront:
 
     # --- connections -----------------------------------------------------------------------------------------
 
-    def opened(self, connection: ServerConnection) -> Answer | None:
+    def opened(self, connection: Client) -> Answer | None:
         self._roll.join(connection)
         return None
 
-    def closed(self, connection: ServerConnection) -> None:
+    def closed(self, connection: Client) -> None:
         self._roll.leave(connection)
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    def judge(self, connection: ServerConnection, request: Request) -> Answer | None:
+    def judge(self, connection: Client, request: Request) -> Answer | None:
         code = self._doors.judge(request)
         if code is not None:
             return self._error(request, code, keep=False)
@@ -183,7 +185,7 @@ class ApiFront:
             return self._error(request, "overloaded", keep=False)
         return None
 
-    def serve(self, connection: ServerConnection, request: Request, body: bytes | bytearray) -> Answer | Work:
+    def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
         route = route_for(request.path)
         assert route is not None
         if isinstance(route.what, View):
@@ -203,28 +205,14 @@ class ApiFront:
         voice = ApiVoice(self._doors.cors(request))
         return Courier(self._w, self._place(asked), voice, connection, request, asked, parcel).start()
 
-    def fault(self, connection: ServerConnection, request: Request | None, code: str) -> Answer:
+    def fault(self, connection: Client, request: Request | None, code: str) -> Answer:
         return self._error(request, code, keep=False)
 
-    def answered(self, connection: ServerConnection, request: Request | None, answer: Answer) -> None:
+    def answered(self, connection: Client, request: Request | None, answer: Answer) -> None:
         route = None if request is None else route_for(request.path)
-        self._w.observer.answered(
-            AccessLine(
-                side=self.side,
-                method="-" if request is None else request.method.decode("ascii"),
-                route="-" if route is None else route.template,
-                status=answer.status,
-                code=answer.code,
-                request_id=None if request is None else request_id_of(request.headers),
-                decision_id=None,
-                peer=None,
-                bytes_in=0 if request is None else request.length,
-                bytes_out=len(answer.body),
-                attempts=0,
-                total_ms=0.0 if request is None else float(self._w.clock.boot_ms() - request.accepted_ms),
-                first_byte_ms=None,
-            )
-        )
+        template = None if route is None else route.template
+        now = self._w.clock.boot_ms()
+        self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))
 
     def _hints(self, request: Request) -> tuple[tuple[str, str], ...]:
         told = [

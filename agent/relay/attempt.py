@@ -4,10 +4,14 @@ from enum import Enum
 
 from agent.relay.dialects.tail import Tail
 from agent.relay.headers import Headers, value_of
-from agent.relay.ports import Marks
+from agent.relay.ports import Asked, AttemptReport, Marks, Routed
+from agent.relay.route import decode_state
 from agent.relay.upstream import Options, Target
+from router_core.exchange.events import Outcome
+from router_core.placement.reasons import Cause as RefusalCause
 
 _EVENT_STREAM = b"text/event-stream"
+_REFUSALS = {cause.value.encode("ascii"): cause.value for cause in RefusalCause}
 
 
 class Mode(Enum):
@@ -73,6 +77,16 @@ class Attempt:
         self.mode = Mode.PASS if status < 400 else Mode.HOLD
         self.tail = Tail(events=self.events)
 
+    def heard_peer(self, headers: Headers) -> tuple[bytes, bytes] | None:
+        """Note a peer's own refusal or fault; the record it sent along as (signed, signature)."""
+        refused = value_of(headers, b"x-pairmesh-refused")
+        if refused is not None:
+            self.mode, self.refusal = Mode.REFUSED, _REFUSALS.get(refused, "refused")
+        elif value_of(headers, b"x-pairmesh-error") is not None:
+            self.mode = Mode.FAULT
+        told = value_of(headers, b"x-pairmesh-state")
+        return None if told is None else decode_state(told)
+
     def heard_bytes(self, data: bytes, now_ms: float) -> None:
         if self.first_byte_ms is None:
             self.first_byte_ms = now_ms
@@ -97,3 +111,23 @@ class Attempt:
             first_content_ms=self.tail.first_content_ms,
             content_events=self.tail.content_events,
         )
+
+
+def attempt_report(
+    side: str, asked: Asked, routed: Routed, outcome: Outcome, attempt: Attempt
+) -> AttemptReport:
+    """What is told of an attempt once it has ended."""
+    return AttemptReport(
+        side=side,
+        request_id=asked.request_id,
+        routed=routed,
+        outcome=outcome,
+        dispatched_ms=attempt.dispatched_ms,
+        connected_ms=attempt.connected_ms,
+        marks=attempt.marks(),
+        head=attempt.tail.head,
+        tail=attempt.tail.tail,
+        body_bytes=attempt.size,
+        text_bytes=asked.facts.text_bytes,
+        dialect=asked.dialect,
+    )

@@ -8,37 +8,28 @@ framing (the connections do that), dialects (a ``Voice`` tells errors) and how a
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from agent.effects.clock import Clock
-from agent.effects.tasks import Tasks
-from agent.relay.attempt import Attempt, Mode
-from agent.relay.dispatch import DispatchRate
-from agent.relay.headers import Headers, engine_head, passed_down, passed_up, peer_head, value_of
+from agent.relay.attempt import Attempt, Mode, attempt_report
+from agent.relay.front import Answer, Client
+from agent.relay.headers import Headers, passed_down, value_of
 from agent.relay.intake import Request
-from agent.relay.listener import Answer, ServerConnection
+from agent.relay.lines import line_of_exchange
 from agent.relay.parcel import Parcel
+from agent.relay.places import attempt_target, classify, engine_request, peer_request, place_of
+from agent.relay.pool import ConnectFailed
 from agent.relay.ports import (
-    AccessLine,
-    Admission,
     Asked,
-    AttemptReport,
     Choosing,
-    HeardState,
-    Observer,
     Routed,
-    Targets,
     Turned,
 )
-from agent.relay.route import decode_state, format_route, route_of
-from agent.relay.upstream import ConnectFailed, Options, Pool, Target, UpstreamConnection
+from agent.relay.route import format_route, route_of
+from agent.relay.upstream import UpstreamConnection
+from agent.relay.wiring import Voice, Wiring
 from router_core.exchange import events as ev
-from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.exchange.patience import first_byte_limit_ms
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
 
@@ -46,46 +37,6 @@ HELD_ANSWER = 16_384
 """An error answer is held back, and kept for replay, up to this size."""
 
 _CLASSIFIED = 512
-_ENGINE_IDLE_MS = 3_000
-_ENGINE_IDLE_MOST = 32
-_PEER_IDLE_MS = 60_000
-_PEER_IDLE_MOST = 8
-_PEER_MOST = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
-    """What every courier of one listener shares."""
-
-    clock: Clock
-    policy: ExchangePolicy
-    pool: Pool
-    tasks: Tasks
-    targets: Targets
-    admission: Admission
-    breakers: Breakers
-    dispatch: DispatchRate
-    observer: Observer
-    heard_state: HeardState
-    rng: Random
-    in_hand: "set[Courier]"
-
-
-class Voice(Protocol):
-    """How errors and the mesh's own headers are told on one listener."""
-
-    side: str
-
-    def refusal(
-        self, told: ev.Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
-    ) -> Answer:
-        """A whole error reply of our own."""
-
-    def stream_error(self, code: str, *, mid_event: bool) -> bytes:
-        """What is written before a broken event stream is cut; empty to only cut."""
-
-    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
-        """Headers added to an upstream's reply."""
 
 
 class Courier:
@@ -96,7 +47,7 @@ class Courier:
         wiring: Wiring,
         choosing: Choosing,
         voice: Voice,
-        client: ServerConnection,
+        client: Client,
         request: Request,
         asked: Asked,
         parcel: Parcel,
@@ -181,8 +132,8 @@ class Courier:
     def head(self, status: int, headers: Headers, length: int | None) -> None:
         attempt = self._now_at()
         attempt.heard_head(status, headers, length, self._now_ms())
-        if attempt.peer:
-            self._hear_peer(attempt, headers)
+        if attempt.peer and (state := attempt.heard_peer(headers)) is not None:
+            self._w.heard_state(*state)
         if attempt.mode is Mode.PASS:
             if attempt.peer and not attempt.continued:
                 self._abort_upstream()
@@ -219,17 +170,6 @@ class Courier:
         self._upstream = None
         self._step(ev.Lost(attempt=self._machine.attempt, cause=cause, stale=stale))
 
-    def _hear_peer(self, attempt: Attempt, headers: Headers) -> None:
-        told = value_of(headers, b"x-pairmesh-state")
-        state = None if told is None else decode_state(told)
-        if state is not None:
-            self._w.heard_state(*state)
-        refused = value_of(headers, b"x-pairmesh-refused")
-        if refused is not None:
-            attempt.mode, attempt.refusal = Mode.REFUSED, refused.decode("latin-1")[:32]
-        elif value_of(headers, b"x-pairmesh-error") is not None:
-            attempt.mode = Mode.FAULT
-
     def _judge(self, attempt: Attempt, whole: bool) -> None:
         """A held-back answer is all there, or as much of it as is waited for."""
         number, status = self._machine.attempt, attempt.status
@@ -240,25 +180,11 @@ class Courier:
             failure = FailureClass.BUSY if status == 503 else FailureClass.DEAD
             whole = False
         else:
-            failure = self._classify(attempt)
+            failure = classify(self._w.targets, self._routed, attempt)
         attempt.mode = Mode.PASS
         self._step(ev.Answered(attempt=number, status=status, failure=failure, whole=whole))
         if whole:
             self._step(ev.BodyEnded(attempt=number))
-
-    def _classify(self, attempt: Attempt) -> FailureClass:
-        routed = self._routed
-        assert routed is not None
-        prefix = b"".join(attempt.held)[:_CLASSIFIED]
-        targets = self._w.targets
-        if routed.node is not None:
-            return FailureClass[
-                targets.peer_classify(routed.node, routed.endpoint, attempt.status, prefix).name
-            ]
-        endpoint = targets.local(routed.endpoint)
-        if endpoint is None:
-            return FailureClass.OTHER
-        return FailureClass[endpoint.classify(attempt.status, prefix).name]
 
     # --- the machine -----------------------------------------------------------------------------------------
 
@@ -306,31 +232,14 @@ class Courier:
         )
         if isinstance(chosen, Turned):
             self._turned = chosen
-            self._inbox.append(
+            self._step(
                 ev.TurnedAway(status=chosen.status, code=chosen.code, retry_after_s=chosen.retry_after_s)
             )
             return
         self._routed = chosen
         self._suspect = False
-        connect_ms, configured, idle_ms = self._w.policy.connect_ms, 0, self._w.policy.idle_ms
-        if chosen.node is None and (endpoint := self._w.targets.local(chosen.endpoint)) is not None:
-            connect_ms, configured, idle_ms = endpoint.connect_ms, endpoint.first_byte_ms, endpoint.idle_ms
-        limit = first_byte_limit_ms(
-            ttft_ms=chosen.ttft_ms,
-            load_ms=chosen.load_ms,
-            ect_ms=chosen.ect_ms,
-            stream=self._asked.facts.stream,
-            configured_ms=configured,
-            floor_ms=self._w.policy.first_byte_floor_ms,
-        )
-        target = ev.Target(
-            endpoint=chosen.at,
-            peer=chosen.node is not None,
-            connect_ms=connect_ms,
-            first_byte_ms=limit,
-            idle_ms=idle_ms,
-        )
-        self._inbox.append(ev.Decided(target=target))
+        target = attempt_target(self._w.policy, self._w.targets, chosen, stream=self._asked.facts.stream)
+        self._step(ev.Decided(target=target))
 
     def _dial(self, action: ev.Dial) -> None:
         routed = self._routed
@@ -341,9 +250,9 @@ class Courier:
         if not self._admitted:
             self._w.dispatch.note(routed.service_ms / 1000)
         number = self._machine.attempt
-        place = self._place(routed)
+        place = place_of(self._w.targets, routed)
         if place is None:
-            self._inbox.append(ev.Lost(attempt=number, cause=Cause.GONE))
+            self._step(ev.Lost(attempt=number, cause=Cause.GONE))
             return
         attempt.target, attempt.options = place
         connection = self._w.pool.take(attempt.target)
@@ -377,66 +286,29 @@ class Courier:
         connection.start(self)
         self._step(ev.Connected(attempt=self._machine.attempt))
 
-    def _place(self, routed: Routed) -> tuple[Target, Options] | None:
-        if routed.node is None:
-            endpoint = self._w.targets.local(routed.endpoint)
-            if endpoint is None:
-                return None
-            return Target(endpoint.name, endpoint.ip, endpoint.port), Options(
-                idle_ms=_ENGINE_IDLE_MS,
-                idle_most=_ENGINE_IDLE_MOST,
-                most=endpoint.connections,
-                off_host=endpoint.off_host,
-            )
-        peer = self._w.targets.peer(routed.node)
-        if peer is None:
-            return None
-        return Target(peer.node, peer.ip, peer.port, peer.build), Options(
-            idle_ms=_PEER_IDLE_MS,
-            idle_most=_PEER_IDLE_MOST,
-            most=_PEER_MOST,
-            off_host=True,
-            context=peer.context,
-            server_name=f"{peer.node}.mesh.internal",
-            pin=peer.pin,
-        )
-
     def _send(self, _action: ev.SendRequest) -> None:
         routed, upstream, attempt = self._routed, self._upstream, self._now_at()
         assert routed is not None
         assert upstream is not None
         attempt.sent_ms = self._now_ms()
-        request, asked = self._request, self._asked
-        span = b"%016x" % self._w.rng.getrandbits(64)
         if routed.node is not None:
             attempt.body = self._parcel.as_model(routed.served)
-            head = peer_head(
-                path=request.path,
-                node=routed.node,
-                length=len(attempt.body),
-                request_id=asked.request_id,
-                passed=passed_up(request.headers, span),
-                route=format_route(route_of(routed, self._machine.attempt)),
-                model=routed.served,
-            )
-            upstream.send_head(head)
+            route = format_route(route_of(routed, self._machine.attempt))
+            length = len(attempt.body)
+            upstream.send_head(peer_request(self._request, self._asked, routed, route, length, self._span()))
             return
         endpoint = self._w.targets.local(routed.endpoint)
         if endpoint is None:
             self._abort_upstream()
-            self._inbox.append(ev.Lost(attempt=self._machine.attempt, cause=Cause.GONE))
+            self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.GONE))
             return
         body = self._parcel.as_model(endpoint.upstream_name(routed.served))
-        head = engine_head(
-            path=request.path,
-            host=endpoint.host,
-            length=len(body),
-            request_id=asked.request_id,
-            attempt=self._machine.attempt,
-            passed=passed_up(request.headers, span, endpoint.pass_headers),
-            authorization=endpoint.authorization,
-        )
+        number = self._machine.attempt
+        head = engine_request(self._request, self._asked, endpoint, number, len(body), self._span())
         upstream.send(head, body)
+
+    def _span(self) -> bytes:
+        return b"%016x" % self._w.rng.getrandbits(64)
 
     def _send_body(self, _action: ev.SendBody) -> None:
         attempt = self._now_at()
@@ -518,22 +390,7 @@ class Courier:
             breakers.succeeded(routed.at, now)
         else:
             breakers.released(routed.at)
-        self._w.observer.attempted(
-            AttemptReport(
-                side=self._voice.side,
-                request_id=self._asked.request_id,
-                routed=routed,
-                outcome=outcome,
-                dispatched_ms=attempt.dispatched_ms,
-                connected_ms=attempt.connected_ms,
-                marks=attempt.marks(),
-                head=attempt.tail.head,
-                tail=attempt.tail.tail,
-                body_bytes=attempt.size,
-                text_bytes=self._asked.facts.text_bytes,
-                dialect=self._asked.dialect,
-            )
-        )
+        self._w.observer.attempted(attempt_report(self._voice.side, self._asked, routed, outcome, attempt))
 
     # --- the end ---------------------------------------------------------------------------------------------
 
@@ -547,27 +404,19 @@ class Courier:
         self._w.in_hand.discard(self)
         if self._machine.state is State.CANCELLED and self._code is None:
             self._status, self._code = 499, "slow_client" if self._slow_client else "client_gone"
-        asked, routed = self._asked, self._routed
-        attempt = self._attempt
-        self._w.observer.answered(
-            AccessLine(
-                side=self._voice.side,
-                method=self._request.method.decode("ascii"),
-                route=self._request.path.decode("ascii"),
-                status=self._status,
-                code=self._code,
-                request_id=asked.request_id,
-                decision_id=None if routed is None else routed.decision_id,
-                peer=None if routed is None else routed.node,
-                bytes_in=asked.body_bytes,
-                bytes_out=0 if attempt is None else attempt.size,
-                attempts=self._machine.attempt,
-                total_ms=self._now_ms() - asked.accepted_ms,
-                first_byte_ms=None
-                if self._first_byte_ms is None
-                else self._first_byte_ms - asked.accepted_ms,
-            )
+        line = line_of_exchange(
+            self._voice.side,
+            self._request,
+            self._asked,
+            self._routed,
+            status=self._status,
+            code=self._code,
+            bytes_out=0 if self._attempt is None else self._attempt.size,
+            attempts=self._machine.attempt,
+            now_ms=self._now_ms(),
+            first_byte_ms=self._first_byte_ms,
         )
+        self._w.observer.answered(line)
 
     def _fail(self, exc: Exception) -> None:
         """A fault of our own: end everything this request holds, tell who watches."""

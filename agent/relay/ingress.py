@@ -14,14 +14,16 @@ from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, status_of
 from agent.relay.dialects import openai
 from agent.relay.dialects.facts import BodyFault
-from agent.relay.driver import Courier, Wiring
+from agent.relay.driver import Courier
+from agent.relay.front import Answer, Client, Work
 from agent.relay.headers import Headers, request_id_of
 from agent.relay.intake import Request
-from agent.relay.listener import Answer, ServerConnection, Work
+from agent.relay.lines import line_of_answer
 from agent.relay.lists import JSON
 from agent.relay.parcel import Parcel
-from agent.relay.ports import AccessLine, Admission, Asked, Routed, RouteHeader, Turned
+from agent.relay.ports import Admission, Asked, Routed, RouteHeader, Turned
 from agent.relay.route import encode_state, parse_route
+from agent.relay.wiring import Wiring
 from router_core import limits
 from router_core.exchange.events import Reply
 from router_core.ids import id8_of
@@ -139,15 +141,15 @@ class IngressFront:
         self._roll = roll
         self._states = StateHeader(admission)
 
-    def opened(self, connection: ServerConnection) -> Answer | None:
+    def opened(self, connection: Client) -> Answer | None:
         self._roll.join(connection)
         return None
 
-    def closed(self, connection: ServerConnection) -> None:
+    def closed(self, connection: Client) -> None:
         self._roll.leave(connection)
         self._drop_call(connection)
 
-    def judge(self, connection: ServerConnection, request: Request) -> Answer | None:
+    def judge(self, connection: Client, request: Request) -> Answer | None:
         self._drop_call(connection)
         member = self._admission.member(connection.peer_certificate() or b"")
         if member is None:
@@ -174,18 +176,18 @@ class IngressFront:
         if cause is not None:
             return self._refused(cause)
         service_ms = self._admission.service_ms(route, model)
-        connection.client = Call(self._local, member, route, model, length, dialect, service_ms, now)
+        connection.caller = Call(self._local, member, route, model, length, dialect, service_ms, now)
         return None
 
-    def serve(self, connection: ServerConnection, request: Request, body: bytes | bytearray) -> Answer | Work:
-        call = connection.client
+    def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
+        call = connection.caller
         assert isinstance(call, Call)
         parcel = Parcel.read(openai.read, call.dialect, body)
         matches = len(body) == call.length and not isinstance(parcel, BodyFault)
         if isinstance(parcel, BodyFault) or not matches or parcel.facts.model != call.model:
             self._drop_call(connection)
             return self._error("route_mismatch")
-        connection.client = None
+        connection.caller = None
         asked = Asked(
             request_id=request_id_of(request.headers) or call.route.decision_id,
             dialect=call.dialect,
@@ -202,32 +204,18 @@ class IngressFront:
         )
         return courier.start()
 
-    def fault(self, connection: ServerConnection, request: Request | None, code: str) -> Answer:
+    def fault(self, connection: Client, request: Request | None, code: str) -> Answer:
         self._drop_call(connection)
         return self._error(code, keep=False)
 
-    def answered(self, connection: ServerConnection, request: Request | None, answer: Answer) -> None:
+    def answered(self, connection: Client, request: Request | None, answer: Answer) -> None:
         known = request is not None and request.path in DIALECTS
-        self._w.observer.answered(
-            AccessLine(
-                side=self.side,
-                method="-" if request is None else request.method.decode("ascii"),
-                route=request.path.decode("ascii") if known and request is not None else "-",
-                status=answer.status,
-                code=answer.code,
-                request_id=None if request is None else request_id_of(request.headers),
-                decision_id=None,
-                peer=None,
-                bytes_in=0,
-                bytes_out=len(answer.body),
-                attempts=0,
-                total_ms=0.0 if request is None else float(self._w.clock.boot_ms() - request.accepted_ms),
-                first_byte_ms=None,
-            )
-        )
+        template = request.path.decode("ascii") if known and request is not None else None
+        now = self._w.clock.boot_ms()
+        self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))
 
-    def _drop_call(self, connection: ServerConnection) -> None:
-        call, connection.client = connection.client, None
+    def _drop_call(self, connection: Client) -> None:
+        call, connection.caller = connection.caller, None
         if isinstance(call, Call):
             call.end()
 

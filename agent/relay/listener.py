@@ -8,11 +8,10 @@ Refuses to know routes, dialects and upstreams: a ``Front`` judges heads and sta
 
 import asyncio
 from enum import Enum
-from typing import Any, Protocol, cast
-
-from msgspec import Struct
+from typing import Any, cast
 
 from agent.effects.clock import Clock
+from agent.relay.front import Answer, Buffered, Front, Work
 from agent.relay.headers import Dates, Framing, Headers, reply_head
 from agent.relay.intake import BodyReader, HeadReader, Request
 from router_core import limits
@@ -24,71 +23,6 @@ _PIPELINED = 64 * limits.KIB
 _JOINED = 64 * limits.KIB
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
-
-
-class Answer(Struct, frozen=True, kw_only=True):
-    """A whole reply made here. ``keep`` False closes after it."""
-
-    status: int
-    headers: Headers
-    body: bytes
-    code: str | None = None
-    keep: bool = True
-
-
-class Work(Protocol):
-    """What answers one request; the connection tells it about the client."""
-
-    def client_gone(self) -> None: ...
-
-    def client_stalled(self) -> None: ...
-
-    def pause(self) -> None:
-        """The client reads too slowly: take no more from upstream."""
-
-    def resume(self) -> None: ...
-
-
-class Front(Protocol):
-    """What stands behind one listener."""
-
-    def opened(self, connection: "ServerConnection") -> Answer | None:
-        """A connection was made; None to serve it."""
-
-    def closed(self, connection: "ServerConnection") -> None: ...
-
-    def judge(self, connection: "ServerConnection", request: Request) -> Answer | None:
-        """The head is there, the body is not. None to read on."""
-
-    def serve(
-        self, connection: "ServerConnection", request: Request, body: bytes | bytearray
-    ) -> Answer | Work:
-        """The request is complete."""
-
-    def fault(self, connection: "ServerConnection", request: Request | None, code: str) -> Answer:
-        """The reply to a request that broke a limit or the protocol; the connection ends with it."""
-
-    def answered(self, connection: "ServerConnection", request: Request | None, answer: Answer) -> None:
-        """An ``Answer`` was written."""
-
-
-class Buffered:
-    """Bytes of all request bodies in memory, shared by the listeners. ``take`` says no at the ceiling."""
-
-    __slots__ = ("held", "limit")
-
-    def __init__(self, limit: int = limits.BODIES_BUFFERED) -> None:
-        self.held = 0
-        self.limit = limit
-
-    def take(self, size: int) -> bool:
-        if self.held + size > self.limit:
-            return False
-        self.held += size
-        return True
-
-    def give(self, size: int) -> None:
-        self.held -= size
 
 
 class Phase(Enum):
@@ -127,8 +61,7 @@ class ServerConnection(asyncio.Protocol):
         self._closing = False
         self.deadline: int | None = None
         self.bytes_out = 0
-        self.client: Any = None
-        """What the front knows of the caller; set by ``opened``."""
+        self.caller: Any = None
 
     # --- transport callbacks ---------------------------------------------------------------------------------
 
@@ -295,12 +228,6 @@ class ServerConnection(asyncio.Protocol):
         self._held = 0
 
     # --- replying --------------------------------------------------------------------------------------------
-
-    @property
-    def bytes_in(self) -> int:
-        """Body bytes of the current request."""
-        request = self._request
-        return self._held if request is None or not request.length else request.length
 
     def reply(self, answer: Answer) -> None:
         """End the current request with a whole reply."""

@@ -7,8 +7,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from agent.relay.front import Answer
 from agent.relay.headers import Headers
-from agent.relay.listener import Answer
 from agent.relay.ports import Listing, Phase
 from router_core.record.state import Dialect
 

@@ -320,7 +320,6 @@ _TABLE: dict[State, dict[type[ev.Event], Step]] = {
     State.DIALLING: _rows(
         {
             ev.Connected: Exchange._send,
-            ev.IngressRefused: Exchange._turned_back,
             ev.Lost: Exchange._lost,
             ev.NodeGone: Exchange._gone,
             ev.TimePassed: Exchange._time,

@@ -13,11 +13,12 @@ from agent.effects.tasks import Tasks
 from agent.relay.accept import Acceptor, Roll
 from agent.relay.api import ApiFront, Doors
 from agent.relay.dispatch import DispatchRate
-from agent.relay.driver import Wiring
+from agent.relay.front import Buffered
 from agent.relay.headers import Dates
-from agent.relay.listener import Buffered, ServerConnection
+from agent.relay.listener import ServerConnection
+from agent.relay.pool import Pool
 from agent.relay.ports import AccessLine, Asked, AttemptReport, PeerRoute, Phase, Routed, RouteHeader, Turned
-from agent.relay.upstream import Pool
+from agent.relay.wiring import Wiring
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import FailureClass
 from router_core.ids import NodeId
@@ -254,7 +255,6 @@ def build(clock: Clock | None = None, policy: ExchangePolicy | None = None) -> R
         pool=Pool(asyncio.get_running_loop()),
         tasks=Tasks(watch.failed),
         targets=fleet,
-        admission=gate,
         breakers=Breakers(policy),
         dispatch=DispatchRate(clock),
         observer=watch,

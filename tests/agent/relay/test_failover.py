@@ -350,16 +350,6 @@ async def test_a_full_pool_is_not_held_against_the_endpoint() -> None:
         first.close()
 
 
-async def test_a_local_endpoint_that_refuses_now_is_avoided_once() -> None:
-    async with Recorder() as up, running(up.port) as relay:
-        relay.gate.cause = "queue_full"
-        heard = await ask(relay.port, post(relay.port))
-        assert (heard.status, code_of(heard)) == (429, "queue_full")
-        assert int(heard.headers["retry-after"]) >= 1
-        assert up.requests == []
-        relay.assert_idle()
-
-
 async def test_any_mix_of_endings_leaves_nothing_in_flight() -> None:
     endings = [say_ok, eof, reset, busy, broken, garbage, chunked_head_then_eof, say_ok]
 

@@ -107,12 +107,28 @@ def test_inputs_of_embeddings_are_counted(given_input: object, size: int, items:
 
 
 ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 FIELDS = st.sampled_from(
-    ["stream", "max_tokens", "max_completion_tokens", "messages", "prompt", "input", "tools", "response_format", "logprobs", "n", "pairmesh"]
+    [
+        "stream",
+        "max_tokens",
+        "max_completion_tokens",
+        "messages",
+        "prompt",
+        "input",
+        "tools",
+        "response_format",
+        "logprobs",
+        "n",
+        "pairmesh",
+    ]
 )
 
 

@@ -138,6 +138,7 @@ def test_a_second_refusal_is_a_failed_attempt_and_the_cause_is_told_as_429() -> 
     run = Run()
     for name in ("a", "b"):
         run.dialled(name, peer=True)
+        run.tell(ev.Connected(attempt=run.machine.attempt))
         run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="pressure"))
     actions = run.tell(ev.TurnedAway(status=502, code="refused"))
     assert actions == [ev.Reply(status=429, code="pressure", retry_after_s=None)]

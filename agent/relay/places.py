@@ -1,0 +1,118 @@
+"""Where a routed request is sent, how connections to there are made and kept, and what an error from there means."""
+
+from agent.identity.certificate import server_name
+from agent.relay.attempt import Attempt
+from agent.relay.headers import engine_head, passed_up, peer_head
+from agent.relay.intake import Request
+from agent.relay.ports import Asked, LocalEndpoint, Routed, Targets
+from agent.relay.upstream import Options, Target
+from router_core.exchange import events
+from router_core.exchange.failure import FailureClass
+from router_core.exchange.patience import first_byte_limit_ms
+from router_core.policy.exchange import ExchangePolicy
+
+_CLASSIFIED = 512
+_ENGINE_IDLE_MS = 3_000
+_ENGINE_IDLE_MOST = 32
+_PEER_IDLE_MS = 60_000
+_PEER_IDLE_MOST = 8
+_PEER_MOST = 64
+
+
+def place_of(targets: Targets, routed: Routed) -> tuple[Target, Options] | None:
+    """The engine or the peer's ingress that ``routed`` names; None if it is not there any more.
+
+    Engines close idle sockets after 5 s, so ours are given up at 3 s; both ends of a peer's are ours.
+    """
+    if routed.node is None:
+        endpoint = targets.local(routed.endpoint)
+        if endpoint is None:
+            return None
+        return Target(endpoint.name, endpoint.ip, endpoint.port), Options(
+            idle_ms=_ENGINE_IDLE_MS,
+            idle_most=_ENGINE_IDLE_MOST,
+            most=endpoint.connections,
+            off_host=endpoint.off_host,
+        )
+    peer = targets.peer(routed.node)
+    if peer is None:
+        return None
+    return Target(peer.node, peer.ip, peer.port, peer.build), Options(
+        idle_ms=_PEER_IDLE_MS,
+        idle_most=_PEER_IDLE_MOST,
+        most=_PEER_MOST,
+        off_host=True,
+        context=peer.context,
+        server_name=server_name(peer.node),
+        pin=peer.pin,
+    )
+
+
+def attempt_target(
+    policy: ExchangePolicy, targets: Targets, routed: Routed, *, stream: bool
+) -> events.Target:
+    """What the exchange machine needs to know of where an attempt goes."""
+    connect_ms, configured_ms, idle_ms = policy.connect_ms, 0, policy.idle_ms
+    if routed.node is None and (endpoint := targets.local(routed.endpoint)) is not None:
+        connect_ms, configured_ms, idle_ms = endpoint.connect_ms, endpoint.first_byte_ms, endpoint.idle_ms
+    limit = first_byte_limit_ms(
+        ttft_ms=routed.ttft_ms,
+        load_ms=routed.load_ms,
+        ect_ms=routed.ect_ms,
+        stream=stream,
+        configured_ms=configured_ms,
+        floor_ms=policy.first_byte_floor_ms,
+    )
+    return events.Target(
+        endpoint=routed.at,
+        peer=routed.node is not None,
+        connect_ms=connect_ms,
+        first_byte_ms=limit,
+        idle_ms=idle_ms,
+    )
+
+
+def engine_request(
+    request: Request, asked: Asked, endpoint: LocalEndpoint, attempt: int, length: int, span: bytes
+) -> bytes:
+    """The head that goes to an own engine."""
+    return engine_head(
+        path=request.path,
+        host=endpoint.host,
+        length=length,
+        request_id=asked.request_id,
+        attempt=attempt,
+        passed=passed_up(request.headers, span, endpoint.pass_headers),
+        authorization=endpoint.authorization,
+    )
+
+
+def peer_request(
+    request: Request, asked: Asked, routed: Routed, route: str, length: int, span: bytes
+) -> bytes:
+    """The head that goes to a peer's ingress."""
+    assert routed.node is not None
+    return peer_head(
+        path=request.path,
+        node=routed.node,
+        length=length,
+        request_id=asked.request_id,
+        passed=passed_up(request.headers, span),
+        route=route,
+        model=routed.served,
+    )
+
+
+def classify(targets: Targets, routed: Routed | None, attempt: Attempt) -> FailureClass:
+    """The failure class of a held-back error answer, by the engine that gave it. Classes are shared by name."""
+    if routed is None:
+        return FailureClass.OTHER
+    prefix = b"".join(attempt.held)[:_CLASSIFIED]
+    if routed.node is not None:
+        told = targets.peer_classify(routed.node, routed.endpoint, attempt.status, prefix)
+    else:
+        endpoint = targets.local(routed.endpoint)
+        if endpoint is None:
+            return FailureClass.OTHER
+        told = endpoint.classify(attempt.status, prefix)
+    return FailureClass[told.name]

@@ -1,0 +1,137 @@
+"""Connections between requests: idle ones by target, newest first out, and how many are open.
+
+A socket that might be on its way to be closed is given up rather than used. Refuses to know requests and answers.
+"""
+
+import asyncio
+import ssl
+
+from agent.relay.accept import keep_watch
+from agent.relay.upstream import Options, Target, UpstreamConnection
+from router_core.exchange.failure import Cause
+
+
+class ConnectFailed(Exception):
+    """No connection. ``cause`` says why."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.value)
+        self.cause = cause
+
+
+class Pool:
+    """Idle connections by target, newest first out. ``now_ms`` is the loop's clock in milliseconds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._idle: dict[Target, list[UpstreamConnection]] = {}
+        self._open: dict[Target, int] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._shut = False
+
+    @property
+    def open_connections(self) -> int:
+        return sum(self._open.values())
+
+    def now_ms(self) -> float:
+        return self._loop.time() * 1000
+
+    def take(self, target: Target) -> UpstreamConnection | None:
+        """An idle connection that should still be good."""
+        idle = self._idle.get(target)
+        now = self.now_ms()
+        while idle:
+            connection = idle.pop()
+            if connection.expires_ms > now and not connection.transport.is_closing():
+                connection.reused = True
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, target: Target, options: Options) -> UpstreamConnection:
+        """A fresh connection; raises ``ConnectFailed``. How long it may take is the caller's business."""
+        if self._open.get(target, 0) >= options.most:
+            raise ConnectFailed(Cause.POOL_FULL)
+        self._open[target] = self._open.get(target, 0) + 1
+        connection = UpstreamConnection(self, target, options)
+        try:
+            transport, _ = await self._loop.create_connection(
+                lambda: connection,
+                target.ip,
+                target.port,
+                ssl=options.context,
+                server_hostname=options.server_name,
+            )
+        except BaseException as exc:
+            self._closed(connection)
+            if isinstance(exc, OSError):
+                raise ConnectFailed(_cause_of(exc)) from exc
+            raise
+        if options.pin is not None:
+            tls = transport.get_extra_info("ssl_object")
+            if tls is None or tls.getpeercert(binary_form=True) != options.pin:
+                transport.abort()
+                raise ConnectFailed(Cause.IDENTITY)
+        if options.off_host:
+            keep_watch(transport.get_extra_info("socket"))
+        return connection
+
+    def keep(self, connection: UpstreamConnection, idle_ms: int) -> None:
+        """Take a connection back that may serve again."""
+        idle = self._idle.setdefault(connection.target, [])
+        if self._shut or idle_ms <= 0 or len(idle) >= connection.options.idle_most:
+            connection.transport.close()
+            return
+        connection.expires_ms = self.now_ms() + idle_ms
+        idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(1.0, self._sweep)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """The connection is closed."""
+        idle = self._idle.get(connection.target)
+        if idle and connection in idle:
+            idle.remove(connection)
+        self._closed(connection)
+
+    def close(self) -> None:
+        """Close every idle connection and keep none from now on."""
+        self._shut = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.transport.close()
+        self._idle.clear()
+
+    def _closed(self, connection: UpstreamConnection) -> None:
+        if connection.uncounted:
+            return
+        connection.uncounted = True
+        target = connection.target
+        left = self._open.get(target, 0) - 1
+        if left > 0:
+            self._open[target] = left
+        else:
+            self._open.pop(target, None)
+
+    def _sweep(self) -> None:
+        now = self.now_ms()
+        self._sweeper = None
+        for target, idle in list(self._idle.items()):
+            for connection in [each for each in idle if each.expires_ms <= now]:
+                idle.remove(connection)
+                connection.transport.close()
+            if not idle:
+                del self._idle[target]
+        if self._idle:
+            self._sweeper = self._loop.call_later(1.0, self._sweep)
+
+
+def _cause_of(exc: OSError) -> Cause:
+    if isinstance(exc, ConnectionRefusedError):
+        return Cause.CONNECT_REFUSED
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return Cause.IDENTITY
+    return Cause.CONNECT_TIMEOUT if isinstance(exc, TimeoutError) else Cause.CONNECT_FAILED

@@ -1,0 +1,69 @@
+"""What every request of a listener shares, and the ways in which errors are told."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from agent.board import Board
+from agent.effects.clock import Clock
+from agent.effects.tasks import Tasks
+from agent.relay.dispatch import DispatchRate
+from agent.relay.front import Answer
+from agent.relay.headers import Headers
+from agent.relay.pool import Pool
+from agent.relay.ports import Asked, HeardState, Observer, Routed, Targets, Turned
+from router_core.exchange.breaker import Breakers
+from router_core.exchange.events import Reply
+from router_core.policy.exchange import ExchangePolicy
+
+
+class InHand(Protocol):
+    """A request that has not ended."""
+
+    def review(self) -> None:
+        """Liveness may have changed: look at the peer this request depends on."""
+
+    def shut_down(self) -> None:
+        """The node stops now: tell the client the truth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What every courier of one listener shares."""
+
+    clock: Clock
+    policy: ExchangePolicy
+    pool: Pool
+    tasks: Tasks
+    targets: Targets
+    breakers: Breakers
+    dispatch: DispatchRate
+    observer: Observer
+    heard_state: HeardState
+    rng: Random
+    in_hand: set[InHand]
+
+
+class Voice(Protocol):
+    """How errors and the mesh's own headers are told on one listener."""
+
+    side: str
+
+    def refusal(
+        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
+    ) -> Answer:
+        """A whole error reply of our own."""
+
+    def stream_error(self, code: str, *, mid_event: bool) -> bytes:
+        """What is written before a broken event stream is cut; empty to only cut."""
+
+    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
+        """Headers added to an upstream's reply."""
+
+
+async def review_on_change(board: Board, wiring: Wiring) -> None:
+    """After every publish of the view, have each request look at the peer it depends on, until cancelled."""
+    while True:
+        await board.changed()
+        for request in tuple(wiring.in_hand):
+            request.review()
