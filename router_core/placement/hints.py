@@ -130,6 +130,8 @@ def _read_body(body: bytes | None, told: dict[str, Any], notes: list[HintNote]) 
         members = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return HintFault(hint="pairmesh", detail="not JSON")
+    if members is None:
+        return None
     if not isinstance(members, dict):
         return HintFault(hint="pairmesh", detail="not an object")
     for key, value in members.items():

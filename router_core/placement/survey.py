@@ -1,7 +1,6 @@
 """All rows of a model judged for one request: who is out and why, who is in and at what cost. No choice, no chance.
 
-Owns: what a model name means in the fleet, and the scoring of rows. Rules: only rows that offer the model are visited;
-a name with two digests means the digest that most usable rows have; pressure and stale pictures empty a set only if
+Rules: only rows that offer the model are visited; pressure, stale pictures and open breakers exclude only as long as
 something better is left. Refuses to choose.
 """
 
@@ -9,13 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from router_core.placement.eligibility import Need, closed, is_soft, matches, need_of, unfit
 from router_core.placement.estimates import estimate, reload_s
 from router_core.placement.factors import affinity, slo_cost, speed_cost
-from router_core.placement.fleet import Breaking, Fleet
-from router_core.placement.names import parse_model_name
+from router_core.placement.fleet import Fleet
+from router_core.placement.offers import offer_of, with_one_digest
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
 from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
@@ -69,16 +67,9 @@ class Survey(Struct, frozen=True, kw_only=True):
     invalid: bool = False
 
 
-class _Offer(Struct, kw_only=True):
-    resolved: str
-    rows: tuple[Row, ...]
-    costs: Mapping[tuple[Endpoint, str], float] | None = None
-    pin: bytes | None = None
-
-
 def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> Survey:
     """Filters, estimates and factors of every row that offers the model. Reads ``fleet.live``, changes nothing."""
-    offer = _offer(request.model, fleet, policy)
+    offer = offer_of(request.model, fleet, policy)
     rows = offer.rows if offer is not None else ()
     group = rows[0].profile_key.model if rows else request.model
     profiles = fleet.profiles
@@ -90,7 +81,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
     )
     degraded: list[str] = []
     if offer is not None:
-        need, rows, conflict = _one_digest(offer, need, fleet, now)
+        need, rows, conflict = with_one_digest(offer, need, fleet, now)
         if conflict:
             degraded.append("digest_conflict")
     judged = _Judged(request, need, fleet, policy, offer.costs if offer is not None else None, now)
@@ -293,58 +284,6 @@ def _preference(row: Row, prefer: tuple[NodeRef, ...], bonus: float) -> float:
         if matches(ref, row):
             return bonus / (1.0 + rank)
     return 0.0
-
-
-def _offer(asked: str, fleet: Fleet, policy: PlacementPolicy) -> _Offer | None:
-    for alias, targets in policy.aliases:
-        if alias == asked:
-            return _aliased(asked, targets, fleet, policy)
-    name = parse_model_name(asked)
-    if name is None:
-        return None
-    rows = fleet.offered(name.name, name.tagged, name.digest)
-    return _Offer(resolved=name.name, rows=rows, pin=name.digest)
-
-
-def _aliased(asked: str, targets: tuple[str, ...], fleet: Fleet, policy: PlacementPolicy) -> _Offer:
-    rows: list[Row] = []
-    costs: dict[tuple[Endpoint, str], float] = {}
-    for step, target in enumerate(targets):
-        name = parse_model_name(target)
-        if name is None:
-            continue
-        for row in fleet.offered(name.name, name.tagged, name.digest):
-            if (row.key, row.model) not in costs:
-                costs[row.key, row.model] = min(policy.alias_most, policy.alias_step * step)
-                rows.append(row)
-    return _Offer(resolved=targets[0], rows=tuple(rows), costs=costs)
-
-
-def _one_digest(offer: _Offer, need: Need, fleet: Fleet, now: int) -> tuple[Need, tuple[Row, ...], bool]:
-    """Settle which digest is meant, and add rows that have it under another name. True if there was a conflict."""
-    if offer.costs is not None:
-        return need, offer.rows, False
-    digest, conflict = offer.pin, False
-    if digest is None:
-        digests = {row.digest for row in offer.rows}
-        digests.discard(None)
-        if not digests:
-            return need, offer.rows, False
-        conflict = len(digests) > 1
-        digest = _most_common(offer.rows, need, fleet.breakers, now) if conflict else digests.pop()
-    rows = offer.rows
-    twins = fleet.by_digest.get(digest, ()) if digest is not None else ()
-    if len(twins) > sum(row.digest == digest for row in rows):
-        known = {(row.key, row.model) for row in rows}
-        rows += tuple(row for row in twins if (row.key, row.model) not in known)
-    return replace(need, digest=digest), rows, conflict
-
-
-def _most_common(rows: tuple[Row, ...], need: Need, breakers: Breaking | None, now: int) -> bytes | None:
-    votes = Counter(
-        row.digest for row in rows if row.digest is not None and closed(row, need, breakers, now) is None
-    ) or Counter(row.digest for row in rows if row.digest is not None)
-    return min(votes, key=lambda digest: (-votes[digest], digest), default=None)
 
 
 def _score(main: list[Scored], reserves: list[Scored], prompt: int, policy: PlacementPolicy) -> None:

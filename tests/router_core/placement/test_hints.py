@@ -134,6 +134,10 @@ def test_a_body_object_that_cannot_be_read_refuses_the_request(body):
     assert isinstance(parse_hints([], body), HintFault)
 
 
+def test_a_body_object_of_null_says_nothing():
+    assert parse_hints([], b"null") == Hints()
+
+
 def test_hint_headers_beyond_the_limit_refuse_the_request():
     assert isinstance(parse_hints([("x-pairmesh-prefer", "@a" + " " * 4100)]), HintFault)
 
