@@ -10,6 +10,9 @@ from agent.relay.upstream import Options, Target
 from router_core.exchange.events import Outcome
 from router_core.placement.reasons import Cause as RefusalCause
 
+HELD_ANSWER = 16_384
+"""An error answer is held back, and kept for replay, up to this size."""
+
 _EVENT_STREAM = b"text/event-stream"
 _REFUSALS = {cause.value.encode("ascii"): cause.value for cause in RefusalCause}
 

@@ -7,10 +7,10 @@ framing (the connections do that), dialects (a ``Voice`` tells errors) and how a
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent.relay.attempt import Attempt, Mode, attempt_report
+from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
 from agent.relay.front import Answer, Client
 from agent.relay.headers import Headers, passed_down, value_of
 from agent.relay.intake import Request
@@ -18,12 +18,7 @@ from agent.relay.lines import line_of_exchange
 from agent.relay.parcel import Parcel
 from agent.relay.places import attempt_target, classify, engine_request, peer_request, place_of
 from agent.relay.pool import ConnectFailed
-from agent.relay.ports import (
-    Asked,
-    Choosing,
-    Routed,
-    Turned,
-)
+from agent.relay.ports import Asked, Choosing, Routed, Turned
 from agent.relay.route import format_route, route_of
 from agent.relay.upstream import UpstreamConnection
 from agent.relay.wiring import Voice, Wiring
@@ -32,11 +27,6 @@ from router_core.exchange.failure import Cause, FailureClass
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
-
-HELD_ANSWER = 16_384
-"""An error answer is held back, and kept for replay, up to this size."""
-
-_CLASSIFIED = 512
 
 
 class Courier:
@@ -194,12 +184,14 @@ class Courier:
         if self._stepping or self._closed:
             return
         self._stepping = True
+        actions: Iterator[ev.Action] = iter(())
         try:
             while self._inbox:
-                for action in self._machine.handle(self._inbox.popleft(), self._w.clock.boot_ms()):
+                actions = iter(self._machine.handle(self._inbox.popleft(), self._w.clock.boot_ms()))
+                for action in actions:
                     _PERFORM[type(action)](self, action)
         except Exception as exc:
-            self._fail(exc)
+            self._fail(exc, actions)
         finally:
             self._stepping = False
         if self._machine.state in ENDED:
@@ -291,11 +283,12 @@ class Courier:
         assert routed is not None
         assert upstream is not None
         attempt.sent_ms = self._now_ms()
+        span = b"%016x" % self._w.rng.getrandbits(64)
         if routed.node is not None:
             attempt.body = self._parcel.as_model(routed.served)
             route = format_route(route_of(routed, self._machine.attempt))
             length = len(attempt.body)
-            upstream.send_head(peer_request(self._request, self._asked, routed, route, length, self._span()))
+            upstream.send_head(peer_request(self._request, self._asked, routed, route, length, span))
             return
         endpoint = self._w.targets.local(routed.endpoint)
         if endpoint is None:
@@ -304,11 +297,8 @@ class Courier:
             return
         body = self._parcel.as_model(endpoint.upstream_name(routed.served))
         number = self._machine.attempt
-        head = engine_request(self._request, self._asked, endpoint, number, len(body), self._span())
+        head = engine_request(self._request, self._asked, endpoint, number, len(body), span)
         upstream.send(head, body)
-
-    def _span(self) -> bytes:
-        return b"%016x" % self._w.rng.getrandbits(64)
 
     def _send_body(self, _action: ev.SendBody) -> None:
         attempt = self._now_at()
@@ -418,12 +408,11 @@ class Courier:
         )
         self._w.observer.answered(line)
 
-    def _fail(self, exc: Exception) -> None:
-        """A fault of our own: end everything this request holds, tell who watches."""
-        opened = self._machine.state not in ENDED
+    def _fail(self, exc: Exception, unperformed: Iterator[ev.Action]) -> None:
+        """A fault of our own: give back everything this request holds, tell who watches."""
         self._inbox.clear()
-        if opened:
-            for action in self._machine.handle(ev.ClientGone(), self._w.clock.boot_ms()):
+        for action in (*unperformed, *self._machine.handle(ev.ClientGone(), self._w.clock.boot_ms())):
+            if isinstance(action, ev.CancelUpstream | ev.EndAttempt):
                 _PERFORM[type(action)](self, action)
         self._code = "internal"
         self._client.abort()

@@ -165,7 +165,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _settle(self) -> None:
         """The answer is complete: back to the pool, or close."""
-        self._sink = None
+        self._sink = self._unsent = None
         buffered = self.transport.get_write_buffer_size()
         if self._reusable and self._sent and not buffered and not self._over_quota():
             self._pool.keep(self, self._idle_ms)

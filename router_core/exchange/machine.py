@@ -321,6 +321,8 @@ _TABLE: dict[State, dict[type[ev.Event], Step]] = {
         {
             ev.Connected: Exchange._send,
             ev.Lost: Exchange._lost,
+            ev.NodeSuspected: Exchange._suspected,
+            ev.NodeRecovered: Exchange._recovered,
             ev.NodeGone: Exchange._gone,
             ev.TimePassed: Exchange._time,
             ev.ClientGone: Exchange._cancel,

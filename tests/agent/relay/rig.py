@@ -80,6 +80,7 @@ class Fleet:
     served: str = "m"
     until_ms: int | None = None
     turned: Turned | None = None
+    break_at: str = ""
     open_seqs: set[int] = field(default_factory=set)
     decisions: int = 0
     asked: list[Asked] = field(default_factory=list)
@@ -101,6 +102,10 @@ class Fleet:
     def liveness(self, node: NodeId) -> Liveness:
         return self.alive.get(node, Liveness.FRESH)
 
+    def fail_at(self, where: str) -> None:
+        if self.break_at == where:
+            raise RuntimeError("on purpose")
+
     def place(self, asked: Asked) -> "Chooser":
         self.asked = [*self.asked[-99:], asked]
         return Chooser(self, asked)
@@ -118,6 +123,7 @@ class Chooser:
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned:
         fleet = self._fleet
+        fleet.fail_at("decide")
         if fleet.turned is not None:
             return fleet.turned
         fleet.decisions += 1
@@ -151,6 +157,7 @@ class Chooser:
         return Turned(decision_id="none", status=502, code="tried")
 
     def first_token(self, seq: int) -> None:
+        self._fleet.fail_at("first_token")
         assert seq in self._fleet.open_seqs
 
     def finish(self, seq: int) -> None:
@@ -200,12 +207,15 @@ class Watch:
     """Keeps what the relay reports, unless told to ``forget``; a fault in its own code fails the test at the end."""
 
     forget: bool = False
+    refuse: bool = False
 
     attempts: list[AttemptReport] = field(default_factory=list)
     lines: list[AccessLine] = field(default_factory=list)
     faults: list[tuple[str, BaseException]] = field(default_factory=list)
 
     def attempted(self, report: AttemptReport) -> None:
+        if self.refuse:
+            raise RuntimeError("on purpose")
         if not self.forget:
             self.attempts.append(report)
 

@@ -369,3 +369,20 @@ async def test_any_mix_of_endings_leaves_nothing_in_flight() -> None:
         assert {reply.status for reply in replies if reply is not None} == {200}
         await until(lambda: len(relay.watch.lines) == 60)
         relay.assert_idle()
+
+
+@pytest.mark.parametrize("where", ["decide", "first_token", "attempted"])
+async def test_a_fault_in_the_relays_own_code_ends_its_request_and_leaves_nothing(where: str) -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        relay.fleet.break_at = where
+        relay.watch.refuse = where == "attempted"
+        client = await Client.to(relay.port)
+        await client.send(post(relay.port))
+        await until(lambda: relay.watch.faults)
+        client.close()
+        relay.fleet.break_at, relay.watch.refuse = "", False
+        await until(lambda: not relay.wiring.in_hand)
+        assert relay.buffered.held == 0
+        assert (await ask(relay.port, post(relay.port))).status == 200
+        assert not relay.fleet.open_seqs
+        relay.watch.faults.clear()

@@ -265,6 +265,16 @@ def test_a_suspect_peer_has_five_seconds_before_commit_and_thirty_after() -> Non
     assert stream.tell(ev.TimePassed(last_byte_ms=30_000), at=60_000)[1] == ev.TellError(code="upstream_lost")
 
 
+def test_a_suspicion_during_the_dial_still_counts_once_connected() -> None:
+    run = Run().dialled(peer=True)
+    run.tell(ev.NodeSuspected(), at=0)
+    run.tell(ev.Connected(attempt=1), at=1_000)
+    run.tell(ev.Continued(attempt=1), at=1_500)
+    assert run.machine.deadline == 5_000
+    run.tell(ev.TimePassed(), at=5_000)
+    assert run.outcomes()[0].cause is Cause.SUSPECT
+
+
 def test_suspicion_of_a_node_does_not_touch_a_local_attempt() -> None:
     run = Run().sent()
     run.tell(ev.NodeSuspected(), at=1_000)
