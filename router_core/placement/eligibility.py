@@ -68,27 +68,26 @@ def need_of(
         + policy.image_tokens * request.images
         + policy.audio_tokens * request.audio_parts
     )
-    output = 0
+    each = 0
     if not dialect & _NO_OUTPUT:
-        output = learned if learned is not None else policy.output_tokens
+        each = learned if learned is not None else policy.output_tokens
         if hints.expect_tokens is not None:
-            output = hints.expect_tokens
+            each = hints.expect_tokens
         if request.output_cap is not None:
-            output = min(output, request.output_cap)
-        output *= max(1, request.choices)
+            each = min(each, request.output_cap)
     deadline_ms = hints.deadline_ms if hints.deadline_ms is not None else targets.deadline_ms
     return Need(
         dialect=dialect,
         inferred=int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
         explicit=int(hints.requires_caps),
-        ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + output),
+        ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + each),
         num_ctx=request.num_ctx,
         host_only=hints.locality is Locality.HOST,
         narrows=hints.narrows,
         hints=hints,
         digest=None,
         prompt=prompt,
-        output=output,
+        output=each * max(1, request.choices),
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
         tpot_s=hints.slo_tpot_ms / 1000.0 if hints.slo_tpot_ms is not None else targets.tpot_s,
         until_ms=request.arrival_ms + deadline_ms,

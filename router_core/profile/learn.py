@@ -34,8 +34,8 @@ class Profile(Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def n(self) -> int:
-        """Samples behind the speeds: the fewer of the two."""
-        return min(self.prompt.n, self.gen.n)
+        """Samples behind the speeds: the fewer of the two, or those of the only one (embeddings generate nothing)."""
+        return min(self.prompt.n or self.gen.n, self.gen.n or self.prompt.n)
 
 
 def learn(profile: Profile, outcome: Outcome, policy: ProfilePolicy) -> Profile:

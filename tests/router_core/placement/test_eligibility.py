@@ -228,6 +228,12 @@ def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
     assert decided(a_request(num_ctx=65_536), a_fleet(row)).reason is Reason.CONTEXT_TOO_SMALL
 
 
+def test_several_choices_multiply_the_work_but_not_the_context_of_each():
+    decision = decided(a_request(choices=4), a_fleet(a_row("a")))
+    assert decision.chosen.output_tokens == 4 * 256
+    assert decision.record.req.ctx_need == 1380 + 256
+
+
 def test_no_row_at_all_is_an_absent_model():
     decision = decided(a_request(), a_fleet())
     assert (decision.reason, decision.reason.status) == (Reason.MODEL_ABSENT, 404)

@@ -40,6 +40,11 @@ def test_speeds_come_from_the_engines_own_times():
     assert profile.n == 1
 
 
+def test_an_engine_that_only_embeds_has_samples_too():
+    profile = after(*[outcome(gen_tokens=None)] * 3)
+    assert (profile.n, profile.prompt.n, profile.gen.n) == (3, 3, 0)
+
+
 def test_without_a_prompt_time_the_first_token_stands_in():
     profile = after(outcome(prompt_ms=None, ttft_ms=1500.0, wait_ms=400.0, net_ms=100.0))
     assert profile.prompt.value == pytest.approx(1000.0)
