@@ -7,8 +7,8 @@ about a failure is the relay's business.
 import re
 from typing import Final, NamedTuple
 
-from agent.engines.contract import FailureClass
 from agent.settings.manifest import EngineKind
+from router_core.exchange.failure import FailureClass
 
 PREFIX = 512
 """Bytes of the body that are looked at."""

@@ -78,20 +78,6 @@ class Refusal(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
-class FailureClass(Enum):
-    """What an engine's failed answer means to the request; what to do about it is the relay's business."""
-
-    BUSY = "busy"
-    LOADING = "loading"
-    ABSENT = "absent"
-    TOO_LONG = "too_long"
-    LOAD_FAILED = "load_failed"
-    AUTH = "auth"
-    ROUTE = "route"
-    DEAD = "dead"
-    OTHER = "other"
-
-
 class Residency(Enum):
     """State of one model in an engine. Values 1 to 5 are ``record.state.ModelState``; ``FAILED`` stays local."""
 

@@ -17,6 +17,7 @@ from agent.engines import shape
 from agent.engines.client import FAST_S, SLOW_S, EngineClient
 from agent.engines.contract import (
     EngineMisspoke,
+    EngineUnreachable,
     Identity,
     Observation,
     OwnedModel,
@@ -26,6 +27,7 @@ from agent.engines.contract import (
 from agent.engines.exposition import Moved
 from agent.engines.llamacpp import LlamaProcess, engine_load, kv_used, owned_model
 from agent.settings.manifest import Caps, Manifest
+from router_core import limits
 from router_core.record.state import Capability
 
 STATES: Final[dict[str, Residency]] = {
@@ -90,7 +92,9 @@ class LlamaRouter:
         return owned
 
     async def observe(self, now_ms: int, period_ms: int) -> Observation:
-        if not self._subscribed:
+        if self._subscribed:
+            (await self._client.get("/health", cap=limits.ENGINE_HEALTH_BODY)).require()
+        else:
             await self._list(FAST_S)
         done = Moved()
         for child in list(self._children.values()):
@@ -160,7 +164,8 @@ class LlamaRouter:
                 child.kv = None
 
     async def _look(self, child: Child, now_ms: int, period_ms: int) -> Moved:
-        """Metrics of one loaded model. It may go between the list and this question: that is no fault."""
+        """Metrics of one loaded model. It may go before it is asked, or be busy: then its load is unknown, and
+        the router, which answered just now, is none the worse."""
         try:
             if child.props is None:
                 child.props = await self._client.get_json("/props" + child.query)
@@ -168,8 +173,8 @@ class LlamaRouter:
                 return Moved()
             done = await child.process.look(self._client, child.query, now_ms, period_ms)
             child.kv = await kv_used(self._client, child.query, child.props, child.process.running)
-        except EngineMisspoke as error:
-            if error.status != 400:
+        except (EngineMisspoke, EngineUnreachable) as error:
+            if error.reason in ("auth", "connect", "guard"):
                 raise
             child.process.idle()
             return Moved()

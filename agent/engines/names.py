@@ -1,23 +1,21 @@
 """Names under which an engine's models are offered. Matching names is not done here."""
 
-import re
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from agent.engines.contract import OwnedModel
-from agent.settings.manifest import MODEL_PATTERN, DeclaredModel
+from agent.settings.manifest import DeclaredModel
 from router_core import limits
+from router_core.placement.names import parse_model_name
 
 OWNED_MOST = 1_024
 """Models of one endpoint that are looked at; the rest of a longer list is ignored."""
 
-_MODEL = re.compile(MODEL_PATTERN)
-
 
 def is_publishable(name: str) -> bool:
     """True if others may be told ``name``."""
-    return _MODEL.fullmatch(name) is not None and ".." not in name and "//" not in name
+    return parse_model_name(name) is not None
 
 
 def name_of_path(native_id: str) -> str:

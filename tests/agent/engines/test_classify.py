@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.engines.classify import PREFIX, RULES, classify
-from agent.engines.contract import FailureClass as F
 from agent.settings.manifest import EngineKind
+from router_core.exchange.failure import FailureClass as F
 from tests.support.fakes.replay import Sample
 
 

@@ -10,10 +10,11 @@ import aiohttp
 import pytest
 
 from agent.engines.classify import classify
-from agent.engines.contract import FailureClass, Finish, Health, LoadSource, Marks, Residency, TimingSource
+from agent.engines.contract import Finish, Health, LoadSource, Marks, Residency, TimingSource
 from agent.engines.monitor import Cadence
 from agent.engines.timings import HEAD_BYTES, TAIL_BYTES, read_timings
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
+from router_core.exchange.failure import FailureClass
 from router_core.record.state import Capability, Dialect, LoadPolicy
 from tests.agent.engines.conftest import StartLlama
 from tests.support.engine_setup import Watched, manifest
@@ -84,7 +85,7 @@ async def test_one_model_is_seen_with_its_size_context_slots_and_load(
     assert status.load is not None
     assert (status.load.source, status.load.running, status.load.waiting) == (LoadSource.ENGINE, 0, 0)
     assert Dialect.MESSAGES in status.dialects
-    assert Dialect.EMBED not in status.dialects
+    assert Dialect.EMBED in status.dialects, "whether it embeds is not told, and not told is not no"
     assert status.identity is not None
     assert status.identity.instance is not None
 
@@ -367,15 +368,28 @@ async def test_every_dialect_tells_its_token_counts(
     assert taught(raw, marks).prompt_tokens > 0
 
 
-async def test_an_embedding_server_embeds_and_is_offered_for_it_once_the_manifest_says_so(
-    start_llama: StartLlama, models: Path
-) -> None:
+async def test_an_embedding_server_embeds(start_llama: StartLlama, models: Path) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny", embedding=True))
     status, raw = await post(server, "/v1/embeddings", {"model": "tiny", "input": "hello"})
     assert status == 200
     assert len(json.loads(raw)["data"][0]["embedding"]) == 64
-    yes = Caps(known=Capability.EMBEDDINGS, has=Capability.EMBEDDINGS)
-    declared = (DeclaredModel(name="tiny", caps=yes),)
+
+
+async def test_a_model_that_the_manifest_says_cannot_embed_is_not_offered_for_it(
+    start_llama: StartLlama, models: Path
+) -> None:
+    server = start_llama(single(models / "tiny.gguf", alias="tiny"))
+    declared = (DeclaredModel(name="tiny", caps=Caps(known=Capability.EMBEDDINGS)),)
     async with Watched(manifest(server.port, models=declared)) as watched:
         await until(lambda: watched.status().health is Health.READY)
-        assert Dialect.EMBED in watched.status().dialects
+        assert Dialect.EMBED not in watched.status().dialects
+        assert Dialect.CHAT in watched.status().dialects
+
+
+async def test_the_models_of_a_router_tell_by_their_arguments_that_they_do_not_embed(
+    start_llama: StartLlama, models: Path
+) -> None:
+    server = start_llama(router(models))
+    async with Watched(manifest(server.port)) as watched:
+        await until(lambda: watched.status().health is Health.READY)
+        assert Dialect.EMBED not in watched.status().dialects

@@ -1,14 +1,18 @@
 """What the adapters read out of recorded answers: inventory, residency, load."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
+from aiohttp import web
 
 from agent.engines.catalogue import CATALOGUE
 from agent.engines.client import EngineClient
 from agent.engines.contract import (
     EngineAdapter,
     EngineLoad,
+    EngineMisspoke,
     EngineUnreachable,
     Identity,
     LoadSource,
@@ -183,8 +187,11 @@ async def test_a_router_with_a_model_loaded_is_asked_about_it_without_loading_an
     assert asked.count("/props?model=mid&autoload=false") == 1, "facts of a loaded model are read once"
 
 
-async def test_a_model_unloaded_between_the_list_and_the_question_is_no_fault(sample: GetSample) -> None:
-    gone = Sample(400, {}, b'{"error":{"message":"model is not loaded"}}')
+@pytest.mark.parametrize("status", [400, 500, 503])
+async def test_a_model_gone_between_the_list_and_the_question_is_no_fault(
+    sample: GetSample, status: int
+) -> None:
+    gone = Sample(status, {}, b'{"error":{"message":"model is not loaded"}}')
     server = ReplayServer({"/models": sample("llama-router-models-loaded"), "/props": gone, "/metrics": gone})
     async with server.serving(), client_of(manifest(server.port)) as client:
         seen = await adapter(client, manifest(server.port), "router").observe(0, 1_000)
@@ -253,3 +260,28 @@ async def test_a_plain_server_that_cannot_list_owns_what_its_manifest_declares(s
             seen = await plain.observe(0, 1_000)
     assert (owned.name, owned.native_id, owned.ctx_max) == ("small", "hf-tiny@main", 512)
     assert seen.resident[0].native_id == "hf-tiny@main"
+
+
+async def test_with_the_event_stream_open_the_router_itself_is_still_asked_whether_it_lives(
+    sample: GetSample,
+) -> None:
+    async def silent_events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
+
+    server = ReplayServer({"/models": sample("llama-router-models"), "/models/sse": silent_events})
+    async with server.serving(), client_of(manifest(server.port)) as client:
+        router = adapter(client, manifest(server.port), "router")
+        assert isinstance(router, PushingAdapter)
+        async with contextlib.aclosing(router.changes()) as changes:
+            await anext(changes)
+            server.calls.clear()
+            with pytest.raises(EngineMisspoke):
+                await router.observe(0, 1_000)
+            server.routes["/health"] = sample("llama-router-health")
+            await router.observe(0, 1_000)
+        assert server.calls == [("GET", "/health")] * 2, "the list is left to the slow tier"
+        await router.observe(0, 1_000)
+        assert server.calls[-1] == ("GET", "/models"), "without the stream it is read again"
