@@ -4,7 +4,7 @@ import string
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from router_core.placement.names import nearest, parse_model_name
@@ -94,6 +94,7 @@ _TAIL = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_si
 @given(_TAIL, _TAIL)
 def test_names_with_a_common_prefix_never_match(tail, other):
     asked, offered = f"m{tail}", f"m{tail}{other}"
+    assume(".." not in offered)
     for engine in ("llamacpp", "ollama"):
         assert not routed(asked, offers(offered, engine))
         assert not routed(offered, offers(asked, engine))
