@@ -22,6 +22,7 @@ from agent.engines.contract import (
 )
 from agent.engines.exposition import Counters, Moved, moved, read_values
 from agent.engines.names import name_of_path
+from agent.engines.quants import quant_of
 from agent.settings.manifest import Caps, Manifest
 from router_core.record.state import Capability
 
@@ -151,7 +152,7 @@ def owned_model(item: dict[str, Any], props: Any) -> OwnedModel:
         or shape.whole(props, "default_generation_settings", "n_ctx")
         or None,
         parallel=shape.whole(props, "total_slots") or None,
-        quant=shape.text(item, "meta", "ftype") or shape.text(props, "model_ftype"),
+        quant=quant_of(shape.text(item, "meta", "ftype") or shape.text(props, "model_ftype")),
         format="gguf",
         caps=_caps(item, props),
     )
