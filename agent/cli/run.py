@@ -41,6 +41,11 @@ def declare(parser: ArgumentParser) -> None:
         action="store_true",
         help="accept an identity that was made on another host, once that host no longer uses it",
     )
+    parser.add_argument(
+        "--new-identity",
+        action="store_true",
+        help="put the present identity and its members aside and start as a new node",
+    )
 
 
 def flags_of(args: Namespace) -> dict[str, object]:
@@ -60,7 +65,7 @@ def run(args: Namespace) -> int:
         return report(faults)
     from agent import daemon
 
-    return daemon.run(settings, folders, keep_identity=args.keep_identity)
+    return daemon.run(settings, folders, keep_identity=args.keep_identity, new_identity=args.new_identity)
 
 
 def _flag(path: str) -> str:

@@ -57,7 +57,7 @@ async def cluster(
                     if other is not node
                 ]
             )
-            node.write_endpoint(engine)
+            node.write_endpoint(engine, extra="max_queue = 64\n")
         made["alpha"].write_endpoint(embedder, "embedder", jit_load=False)
         await asyncio.gather(*(node.start() for node in made.nodes))
         await pair(made.nodes)

@@ -100,9 +100,11 @@ class Node:
             f"[sampling.pressure]\n{off}\n{extra}"
         )
 
-    def write_endpoint(self, engine: LlamaServer, name: str = "llama", *, jit_load: bool = True) -> None:
+    def write_endpoint(
+        self, engine: LlamaServer, name: str = "llama", *, jit_load: bool = True, extra: str = ""
+    ) -> None:
         (self.config / "endpoints" / f"{name}.toml").write_text(
-            f'engine = "llamacpp"\nurl = "{engine.url}"\njit_load = {str(jit_load).lower()}\n'
+            f'engine = "llamacpp"\nurl = "{engine.url}"\njit_load = {str(jit_load).lower()}\n{extra}'
         )
 
     async def start(self) -> None:

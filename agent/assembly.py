@@ -1,0 +1,477 @@
+"""The rooms of one node, built and wired: who gets whose calls. Nothing is decided here.
+
+What a room needs of another it gets as a callable or a Protocol; rooms of one layer meet only here and at the board.
+"""
+
+import asyncio
+import os
+import socket
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+
+from agent import __version__
+from agent.admin.routes import Routes
+from agent.admin.server import AdminServer
+from agent.admin.trust_verbs import trust_verbs
+from agent.board import Board
+from agent.effects.clock import Clock
+from agent.effects.entropy import new_rng, random_bytes, random_u32
+from agent.effects.tasks import Tasks
+from agent.engines.catalogue import LOOPBACK_PORTS
+from agent.engines.contract import EndpointStatus
+from agent.engines.watch import EngineWatch
+from agent.identity.admittance import Admittance, Refusal
+from agent.identity.keys import Ed25519Verifier, NodeKey
+from agent.identity.listener import Listener
+from agent.identity.member_file import addresses_of
+from agent.identity.membership import Membership
+from agent.identity.own import OwnIdentity
+from agent.identity.routes import Port
+from agent.identity.tls import OwnFiles, TlsContexts
+from agent.mesh.addresses import AddressBook, AddressRules, Endpoint
+from agent.mesh.discovery import Discovery, own_addresses
+from agent.mesh.door import Door
+from agent.mesh.driver import Driver, Told
+from agent.mesh.shelf import MeshShelf
+from agent.node.gate import Gate
+from agent.node.learning import Learning
+from agent.node.listening import bind_all, shown
+from agent.node.listing import ViewListing
+from agent.node.observing import Observing
+from agent.node.picture import NodePicture
+from agent.node.placing import Placing
+from agent.node.speaking import Listeners, Sources, Speaking
+from agent.node.targets import NodeTargets
+from agent.node.viewing import Viewing
+from agent.node.work import WatchedWork
+from agent.observe.capture import report_crash
+from agent.observe.instruments import Alarms, DecisionMetrics, RelayMetrics
+from agent.observe.journal import Journal
+from agent.observe.log import Log
+from agent.observe.metrics import Counter, Registry
+from agent.observe.view_metrics import ViewMetrics
+from agent.relay.accept import Acceptor, Roll
+from agent.relay.api import ApiFront, Doors
+from agent.relay.dispatch import DispatchRate
+from agent.relay.front import Buffered
+from agent.relay.headers import Dates
+from agent.relay.ingress import IngressFront
+from agent.relay.listener import ServerConnection
+from agent.relay.pool import Pool
+from agent.relay.ports import Phase
+from agent.relay.wiring import Wiring
+from agent.sampling.files import Roots
+from agent.sampling.loop import DEFAULT_UNITS, OwnWork, Sampler, SamplerPorts
+from agent.sampling.reader import HostReader
+from agent.sampling.report import SamplingReport
+from agent.settings.load import MeshSettings, Settings
+from agent.settings.manifest import read_manifests
+from agent.store.folders import Folders, RefuseToStart
+from agent.store.marks import Marks
+from agent.store.members import PeerFiles, RosterFiles
+from agent.store.profiles import ProfileStore
+from router_core.exchange.breaker import Breakers
+from router_core.ids import NodeId, id8_of
+from router_core.mesh.machine import Mesh
+from router_core.mesh.publish import Me
+from router_core.placement.fleet import Live
+from router_core.placement.ledger import Ledger
+from router_core.placement.sessions import Sessions
+from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.mesh import MeshPolicy
+from router_core.policy.placement import PlacementPolicy
+from router_core.policy.profile import ProfilePolicy
+from router_core.profile.profiles import Profiles
+from router_core.record.membership import Member
+from router_core.record.state import Address, Static, Volatile
+from router_core.view.fold import empty
+
+OWN_DUE_MS = 2_000
+SECRET_MOST = 8_192
+
+
+def mesh_policy(mesh: MeshSettings) -> MeshPolicy:
+    """The mesh's tuning with the times that the settings name."""
+    return MeshPolicy(
+        backoff_max_s=mesh.backoff_max_ms // 1_000,
+        gone_min_s=mesh.gone_min_ms // 1_000,
+        gone_redial_s=mesh.gone_redial_ms // 1_000,
+        audit_s=mesh.audit_ms // 1_000,
+        audit_far_s=mesh.audit_far_ms // 1_000,
+    )
+
+
+class MeshCrypto:
+    """Signs with the own key, verifies with anybody's."""
+
+    def __init__(self, key: NodeKey) -> None:
+        self.sign = key.sign
+        self.verify = Ed25519Verifier().verify
+
+
+class Assembly:
+    """Every room of one node. ``bind`` and ``build`` first, in that order, on the loop; ``close_sockets`` last."""
+
+    def __init__(
+        self, settings: Settings, folders: Folders, own: OwnIdentity, clock: Clock, log: Log
+    ) -> None:
+        self.settings = settings
+        self.folders = folders
+        self.own = own
+        self.clock = clock
+        self.log = log
+        self.phase = Phase.STARTING
+        self.faults: list[str] = []
+        self.sockets: dict[str, tuple[socket.socket, ...]] = {}
+        self.addresses: tuple[Address, ...] = ()
+
+    def bind(self) -> None:
+        """Take the ports; raises ``RefuseToStart``."""
+        settings = self.settings
+        for key, listen in (
+            ("mesh.listen", settings.mesh.listen),
+            ("ingress.listen", settings.ingress),
+            ("api.listen", settings.api.listen),
+        ):
+            self.sockets[key] = bind_all(key, listen)
+
+    def close_sockets(self) -> None:
+        """Give the ports back."""
+        for socks in self.sockets.values():
+            for sock in socks:
+                sock.close()
+
+    def _port(self, key: str) -> int:
+        return int(self.sockets[key][0].getsockname()[1])
+
+    async def build(self) -> None:
+        """Build and wire every room; nothing runs yet but the journal's thread."""
+        settings, folders, own, clock, log = self.settings, self.folders, self.own, self.clock, self.log
+        self.tasks = Tasks(self._failed)
+        self.registry = Registry(partial(report_crash, log, "metrics.failed"))
+        self.journal = Journal(folders.state / "journal.sqlite", clock, log)
+        self.journal.start()
+
+        self.admittance = Admittance()
+        self.contexts = TlsContexts(OwnFiles(own.cert_path, own.key_path))
+        peer_files = PeerFiles(folders.state)
+        self.membership = Membership(
+            own,
+            settings.name,
+            roster_files=RosterFiles(folders.state),
+            peer_files=peer_files,
+            contexts=self.contexts,
+            admittance=self.admittance,
+            tasks=self.tasks,
+            limit=settings.mesh.roster_max,
+        )
+        await self.membership.load()
+        for node_id in self.membership.quarantined:
+            self._fault(
+                f"the roster file of {node_id} did not convince and was set aside: add that node again"
+            )
+            log.warning("roster_quarantined", node=node_id)
+
+        self._build_placement()
+        self._build_mesh(MeshShelf(Marks(folders.state), peer_files))
+        self._build_engines()
+        self._build_relay()
+        self._build_sampling()
+        self._build_admin()
+        self.membership.subscribe_addresses(self._told_addresses)
+        self.membership.subscribe(self.viewing.members_changed)
+        self.membership.subscribe(self.driver.roster_changed)
+        self.viewing.members_changed(self.membership.members, self.membership.mesh_id)
+        self.driver.roster_changed(self.membership.members, self.membership.mesh_id)
+
+    def _build_placement(self) -> None:
+        own, clock = self.own, self.clock
+        self.policy = PlacementPolicy()
+        self.exchange_policy = ExchangePolicy()
+        self.work = WatchedWork()
+        self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
+        self.breakers = Breakers(self.exchange_policy)
+        self.profiles = Profiles(ProfilePolicy())
+        self.board = Board(empty(own.id32, self.settings.name))
+        self.viewing = Viewing(
+            self.board,
+            own=Member(
+                id32=own.id32,
+                der=own.der,
+                roles=own.mesh.roles,
+                admission=own.mesh.admission,
+                name=self.settings.name,
+            ),
+            profiles=self.profiles,
+            policy=self.policy,
+            live=Live(ledger=self.ledger, breakers=self.breakers),
+            clock=clock,
+        )
+        self.learning = Learning(
+            self.profiles, ProfileStore(self.folders.state), lambda: self.viewing.fleet, clock, self.log
+        )
+        self.learning.restore()
+        self.decisions = DecisionMetrics()
+        self.placing = Placing(
+            fleet=lambda: self.viewing.fleet,
+            policy=self.policy,
+            ledger=self.ledger,
+            sessions=Sessions(),
+            session_secret=random_bytes(32),
+            rng=new_rng(),
+            clock=clock,
+            journal=self.journal,
+            metrics=self.decisions,
+        )
+
+    def _build_mesh(self, shelf: MeshShelf) -> None:
+        mesh, own, membership = self.settings.mesh, self.own, self.membership
+        self.machine = Mesh(
+            Me(id16=own.id16, key32=own.key.key32),
+            mesh_policy(mesh),
+            MeshCrypto(own.key),
+            new_rng(),
+            shelf.load(membership.mesh_id, tuple(membership.members.values())),
+            self.clock.boot_ms(),
+        )
+        self.alarms = Alarms(self.log, "mesh")
+        rules = AddressRules(allow=mesh.allow_networks, own=frozenset(own_addresses(mesh.listen)))
+        self.ingress_book = AddressBook(rules)
+        self.driver = Driver(
+            self.machine,
+            clock=self.clock,
+            tls=lambda: self.contexts.client,
+            source=mesh.listen.ip if mesh.listen.source is not None else None,
+            book=AddressBook(rules, mesh.peers),
+            shelf=shelf,
+            told=Told(on_view=self.viewing.heard, notify=self.alarms.notify, failed=self._failed),
+        )
+        self.discovery = Discovery(
+            own.node_id,
+            self._port("mesh.listen"),
+            sighted=self.driver.sighted,
+            clock=self.clock,
+            failed=self._failed,
+        )
+
+    def _build_engines(self) -> None:
+        read = read_manifests(self.folders.config / "endpoints")
+        for fault in read.faults:
+            self._fault(f"endpoints/{fault}")
+            self.log.error("manifest.refused", file=fault.file, key=fault.key, problem=fault.problem)
+        self.engines = EngineWatch(
+            read.manifests,
+            clock=self.clock,
+            rng=new_rng(),
+            changed=self._engine_changed,
+            failed=self._failed,
+            read_credential=self._credential,
+            ports=LOOPBACK_PORTS if self.settings.autodetect else (),
+        )
+        self.dispatch = DispatchRate(self.clock)
+        self.speaking = Speaking(
+            Sources(
+                endpoints=self.engines.endpoints,
+                addresses=lambda: self.addresses,
+                dispatch=self.dispatch.row,
+                claims=partial(self.learning.claims, self.own.id16),
+                used=self.learning.used,
+            ),
+            Listeners(view=self._said, mesh=self._told_mesh),
+            self.work,
+            self.clock,
+            version=__version__,
+            router=self.settings.router,
+            gpu_host=Path("/proc/driver/nvidia").exists(),
+        )
+        self.work.changed = self._work_changed
+
+    def _build_relay(self) -> None:
+        clock = self.clock
+        self.targets = NodeTargets(
+            board=self.board,
+            endpoints=self.engines.endpoints,
+            members=lambda: self.membership.members,
+            contexts=self.contexts,
+            book=self.ingress_book,
+            is_draining=lambda: self.phase is Phase.DRAINING,
+        )
+        self.relay_metrics = RelayMetrics()
+        gate = Gate(
+            by_der=lambda: self.membership.by_der,
+            fleet=lambda: self.viewing.fleet,
+            fresh=self.driver.fresh_state,
+        )
+        self.pool = Pool(asyncio.get_running_loop())
+        wiring = Wiring(
+            clock=clock,
+            policy=self.exchange_policy,
+            pool=self.pool,
+            tasks=self.tasks,
+            targets=self.targets,
+            breakers=self.breakers,
+            dispatch=self.dispatch,
+            observer=Observing(
+                placing=self.placing,
+                learning=self.learning,
+                engines=self.engines,
+                targets=self.targets,
+                metrics=self.relay_metrics,
+                log=self.log,
+            ),
+            heard_state=self.driver.record_heard,
+            rng=new_rng(),
+            in_hand=set(),
+        )
+        self.wiring = wiring
+        dates, buffered = Dates(), Buffered()
+        api = self.settings.api
+        self.api_roll, self.ingress_roll = Roll(clock), Roll(clock)
+        api_front = ApiFront(
+            wiring=wiring,
+            place=self.placing,
+            listing=lambda: ViewListing(self.board.current, self.policy),
+            phase=lambda: self.phase,
+            doors=Doors.of(self.sockets["api.listen"][0].getsockname()[:2], api.hosts, api.origins),
+            roll=self.api_roll,
+            session_headers=frozenset(name.encode("ascii") for name in self.policy.session_headers),
+        )
+        ingress_front = IngressFront(
+            wiring=wiring,
+            admission=gate,
+            local=self.work,
+            endpoint_key=lambda name: f"{self.own.node_id}/{name}",
+            policy=self.exchange_policy,
+            roll=self.ingress_roll,
+        )
+        self.acceptors = [
+            Acceptor(sock, lambda: ServerConnection(api_front, clock, dates, buffered), self.api_roll)
+            for sock in self.sockets["api.listen"]
+        ]
+        self.refused = Counter(
+            "pairmesh_connections_refused_total", "Connections refused on peers' ports.", ("port", "why")
+        )
+        door = Door(lambda: self.membership.by_der, self.driver.serve)
+        self.link_server = door.server()
+        self.listeners = [
+            Listener(
+                port,
+                self.sockets[key],
+                factory,
+                context=self.contexts.server,
+                by_der=lambda: self.membership.by_der,
+                admittance=self.admittance,
+                tasks=self.tasks,
+                refused=self._refused,
+            )
+            for port, key, factory in (
+                (Port.LINK, "mesh.listen", self.link_server),
+                (
+                    Port.INGRESS,
+                    "ingress.listen",
+                    lambda: ServerConnection(ingress_front, clock, dates, buffered),
+                ),
+            )
+        ]
+
+    def _build_sampling(self) -> None:
+        self.sampling_report = SamplingReport(self.log, self.clock.boot_ms)
+        self.sampler = Sampler(
+            self.settings.sampling,
+            self.clock,
+            SamplerPorts(
+                read=HostReader(Roots(), self.clock.boot_ms).read,
+                work=self._own_work,
+                on_sampled=self.speaking.sampled,
+                on_notify=self.sampling_report.notify,
+                on_failed=self.sampling_report.failed,
+            ),
+        )
+
+    def _build_admin(self) -> None:
+        self.registry.add(
+            self.decisions,
+            self.relay_metrics,
+            self.alarms,
+            self.journal,
+            self.refused,
+            self.sampling_report,
+            ViewMetrics(lambda: self.board.current, self.clock.boot_ms),
+        )
+        self.admin = AdminServer(
+            Routes(
+                status=NodePicture(
+                    membership=self.membership,
+                    board=self.board,
+                    mesh=lambda: self.machine.picture(self.clock.boot_ms()),
+                    addresses=self.shown_addresses,
+                    faults=lambda: tuple(self.faults),
+                    clock=self.clock,
+                ),
+                decisions=self.journal,
+                exposition=self.registry,
+                verbs=trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),
+                log=self.log,
+            ),
+            hosts=self.settings.api.hosts,
+            origins=self.settings.api.origins,
+        )
+
+    # --- wires -----------------------------------------------------------------------------------------------
+
+    def _failed(self, name: str, exc: BaseException) -> None:
+        report_crash(self.log, "task.failed", exc, task=name)
+
+    def _fault(self, text: str) -> None:
+        self.faults.append(text)
+
+    def _refused(self, port: Port, why: Refusal) -> None:
+        self.refused.inc(port.value, why.value)
+
+    def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
+        self.speaking.engine_changed(status, urgent)
+
+    def _work_changed(self, endpoint: str) -> None:
+        self.speaking.work_changed(endpoint)
+        if endpoint in self.engines.endpoints():
+            self.engines.report_work(endpoint, self.work.in_flight(endpoint))
+
+    def _said(self, static: Static, volatile: Volatile) -> None:
+        self.viewing.said(static, volatile, OWN_DUE_MS)
+
+    def _told_mesh(self, static: Static, volatile: Volatile, urgent: bool) -> None:
+        self.driver.body_changed(volatile, static, urgent=urgent)
+
+    def _told_addresses(self, node_id: NodeId, addresses: tuple[Address, ...]) -> None:
+        self.driver.sighted(node_id, [Endpoint(ip_address(addr.ip), addr.mesh_port) for addr in addresses])
+
+    def _own_work(self) -> OwnWork:
+        up = [status for status in self.engines.endpoints().values() if status.health.takes_requests]
+        return OwnWork(
+            in_flight=any(self.work.in_flight(status.name) for status in up),
+            units=tuple(
+                status.manifest.unit or DEFAULT_UNITS.get(status.manifest.engine.value) for status in up
+            ),
+        )
+
+    def _credential(self, name: str) -> str:
+        folder = os.environ.get("CREDENTIALS_DIRECTORY")
+        path = (Path(folder) if folder else self.folders.state / "credentials") / name
+        try:
+            with path.open("rb") as file:
+                return file.read(SECRET_MOST).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            raise RefuseToStart(
+                "credential_unreadable", f"{path} cannot be read: an endpoint names it as its credential"
+            ) from None
+
+    def shown_addresses(self) -> dict[str, str]:
+        """Where this node listens, by name."""
+        shown_by_key = {key.partition(".")[0]: shown(socks[0]) for key, socks in self.sockets.items()}
+        return shown_by_key | {"admin": str(self.settings.admin), "socket": str(self.folders.admin_socket)}
+
+    def own_addresses(self) -> tuple[Address, ...]:
+        """Where this node can be dialled; only what a peer may be told (ports below 1024 never are)."""
+        hosts = [str(ip) for ip in own_addresses(self.settings.mesh.listen)]
+        return addresses_of(hosts, self._port("mesh.listen"), self._port("ingress.listen"))
