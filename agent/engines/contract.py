@@ -112,7 +112,8 @@ class Finish(Enum):
 
 class Identity(Struct, frozen=True, gc=False, kw_only=True):
     """What answers at an endpoint. ``instance`` is an opaque token of one process life, compared for equality
-    only. ``dialects`` and ``caps`` are the engine's own; a manifest may overrule the former."""
+    only. ``dialects`` and ``caps`` are the engine's own; a manifest may overrule the former.
+    ``loads_on_demand``: a request loads, or wakes, a model that is not resident."""
 
     engine: EngineKind
     flavour: str

@@ -112,7 +112,8 @@ async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
         caps=entry.caps,
         metrics=shape.truth(props, "endpoint_metrics") or False,
         pushes_state=routes,
-        loads_on_demand=routes and shape.truth(props, "models_autoload") is not False,
+        # A request wakes the sleeping model of a single server just as it loads one of a router's.
+        loads_on_demand=shape.truth(props, "models_autoload") is not False,
     )
 
 
