@@ -145,6 +145,8 @@ async def test_router_mode_stays_empty_however_often_it_is_looked_at(
     assert status.resident == ()
     assert {model.name for model in status.owned} == {"tiny", "mid", "broken"}
     assert {model.ctx_served for model in status.owned} == {1024}
+    weights = {model.name: model.size_bytes for model in status.owned}
+    assert weights == {name: (models / f"{name}.gguf").stat().st_size for name in weights}
     assert status.load_policy is LoadPolicy.ON_DEMAND
     async with aiohttp.ClientSession() as session, session.get(server.url + "/models") as answer:
         listed = await answer.json()
