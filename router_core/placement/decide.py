@@ -208,7 +208,9 @@ def _candidate(scored: Scored, need: Need) -> Candidate:
         f=scored.f,
         adj=scored.adj,
         capacity=capacity(row, need),
-        queue_risk=scored.slo - slo_cost(row, need, est, est.ttft - est.wait) if est.wait else 0.0,
+        queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, scored.pace)
+        if est.wait
+        else 0.0,
         score=scored.score,
         out="backup" if scored.reserve is not None else scored.out,
     )

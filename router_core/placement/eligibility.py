@@ -14,6 +14,7 @@ from router_core.placement.admission import Gate
 from router_core.placement.fleet import Breaking
 from router_core.placement.reasons import Reason
 from router_core.placement.request import (
+    NO_HINTS,
     NO_OUTPUT,
     Endpoint,
     Hints,
@@ -83,7 +84,7 @@ def need_of(
         ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + each),
         num_ctx=request.num_ctx,
         host_only=hints.locality is Locality.HOST,
-        narrows=hints.narrows,
+        narrows=hints is not NO_HINTS and hints.narrows,
         hints=hints,
         digest=None,
         prompt=prompt,

@@ -36,7 +36,11 @@ def estimate(
     tpot = (1.0 + row.beta * (k - 1 if in_flight >= k else in_flight)) * row.token_s
     net = 0.0 if row.is_self else need.transfer_s
     ttft = net + wait + load + prefill
-    spread = max(_SPREAD_WAIT + _SPREAD_PER_PERIOD * periods, row.s_speed, row.s_load if load else 0.0)
+    spread = _SPREAD_WAIT + _SPREAD_PER_PERIOD * periods
+    if row.s_speed > spread:
+        spread = row.s_speed
+    if load and row.s_load > spread:
+        spread = row.s_load
     return Estimate(
         wait=wait,
         load=load,

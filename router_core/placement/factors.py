@@ -8,7 +8,6 @@ factor is in 0..1 for any input.
 import math
 
 from router_core.placement.eligibility import Need
-from router_core.placement.record import Estimate
 from router_core.placement.rows import Row
 
 _NORMAL = 1.702
@@ -28,14 +27,15 @@ def risk(predicted: float, target: float, spread: float) -> float:
     return 0.0 if z < -20.0 else 1.0 / (1.0 + math.exp(-_NORMAL * z))
 
 
-def slo_cost(row: Row, need: Need, est: Estimate, ttft: float) -> float:
+def pace_risk(row: Row, need: Need, tpot: float) -> float:
+    """Chance that output comes slower than asked; 0 if no pace was asked or nothing is generated."""
+    return risk(tpot, need.tpot_s, row.s_gen) if need.tpot_s is not None and need.output else 0.0
+
+
+def slo_cost(row: Row, need: Need, ttft: float, spread: float, pace: float) -> float:
     """Chance that the row misses a target or fails, with ``ttft`` as its time to first token."""
-    cost = risk(ttft, need.ttft_s, est.sd)
-    if need.tpot_s is not None and need.output:
-        slow = risk(est.tpot, need.tpot_s, row.s_gen)
-        if slow > cost:
-            cost = slow
-    return 1.0 - (1.0 - cost) * row.success
+    late = risk(ttft, need.ttft_s, spread)
+    return 1.0 - (1.0 - (pace if pace > late else late)) * row.success
 
 
 def speed_cost(ect: float, least: float) -> float:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from router_core import limits
 from router_core.ids import parse_node_id, parse_node_name
 from router_core.placement.reasons import HintOutcome
-from router_core.placement.request import HintNote, Hints, Locality, Match, NodeRef, RequestClass
+from router_core.placement.request import NO_HINTS, HintNote, Hints, Locality, Match, NodeRef, RequestClass
 from router_core.record.state import Capability
 
 PREFIX: Final = "x-pairmesh-"
@@ -115,7 +115,7 @@ def parse_hints(
         session = None
     _clamp(fields, grants, notes)
     if not fields and not notes and session is None:
-        return Hints()
+        return NO_HINTS
     return Hints(
         session=session, told=tuple(key for key in _KEYS if key in told), notes=tuple(notes), **fields
     )

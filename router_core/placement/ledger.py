@@ -64,14 +64,8 @@ class Ledger:
         self._entries: dict[int, _Entry] = {}
         self._owed: dict[Endpoint, Owed] = {}
         self._loading: dict[Id16, int] = {}
-
-    @property
-    def owed(self) -> Mapping[Endpoint, Owed]:
-        return self._owed
-
-    @property
-    def loading(self) -> Mapping[Id16, int]:
-        return self._loading
+        self.owed: Mapping[Endpoint, Owed] = self._owed
+        self.loading: Mapping[Id16, int] = self._loading
 
     def __len__(self) -> int:
         return len(self._entries)

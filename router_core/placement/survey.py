@@ -4,14 +4,13 @@ Rules: only rows that offer the model are visited; pressure, stale pictures and 
 something better is left. Refuses to choose.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from router_core.placement.eligibility import Need, closed, is_soft, matches, need_of, unfit
 from router_core.placement.estimates import estimate, reload_s
-from router_core.placement.factors import affinity, slo_cost, speed_cost
+from router_core.placement.factors import affinity, pace_risk, slo_cost, speed_cost
 from router_core.placement.fleet import Fleet
 from router_core.placement.offers import offer_of, with_one_digest
 from router_core.placement.reasons import Reason
@@ -31,6 +30,7 @@ class Scored(Struct, gc=False, kw_only=True):
 
     row: Row
     est: Estimate
+    pace: float
     slo: float
     age_ms: int
     queued: int
@@ -61,7 +61,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     scored: list[Scored]
     reserves: list[Scored]
     excluded: list[Exclusion]
-    counts: Counter[Reason]
+    counts: dict[Reason, int]
     max_age_ms: int
     degraded: tuple[str, ...]
     invalid: bool = False
@@ -149,7 +149,7 @@ class _Judged:
         self.pressed: list[Scored] = []
         self.reserves: list[Scored] = []
         self.excluded: list[Exclusion] = []
-        self.counts: Counter[Reason] = Counter()
+        self.counts: dict[Reason, int] = {}
         self.max_age_ms = 0
         self._need = need
         self._fleet = fleet
@@ -204,10 +204,12 @@ class _Judged:
         reserve = row.backup
         if reserve is None and (self._watched or age_ms > row.period_ms):
             reserve = self._reserve(row, age_ms)
+        pace = pace_risk(row, need, est.tpot)
         scored = Scored(
             row=row,
             est=est,
-            slo=slo_cost(row, need, est, est.ttft),
+            pace=pace,
+            slo=slo_cost(row, need, est.ttft, est.sd, pace),
             age_ms=age_ms,
             queued=queued,
             free=busy < row.slots,
@@ -244,8 +246,7 @@ class _Judged:
                 self.scored, self.reserves = self.scored or self.reserves, []
                 self._readmit({(row.key, row.model)}, Reason.BREAKER_OPEN)
                 return True
-            self.counts[self.excluded.pop().reason] -= 1
-        self.counts = +self.counts
+            self._uncount(self.excluded.pop().reason, 1)
         return False
 
     def forgive(self, eps: float) -> None:
@@ -256,12 +257,18 @@ class _Judged:
 
     def _readmit(self, back: set[tuple[Endpoint, str]], reason: Reason) -> None:
         self.excluded = [gone for gone in self.excluded if (gone.row.key, gone.row.model) not in back]
-        self.counts[reason] -= len(back)
-        self.counts = +self.counts
+        self._uncount(reason, len(back))
+
+    def _uncount(self, reason: Reason, by: int) -> None:
+        left = self.counts[reason] - by
+        if left:
+            self.counts[reason] = left
+        else:
+            del self.counts[reason]
 
     def _exclude(self, row: Row, reason: Reason) -> None:
         self.excluded.append(Exclusion(row=row, reason=reason))
-        self.counts[reason] += 1
+        self.counts[reason] = self.counts.get(reason, 0) + 1
 
     def _reserve(self, row: Row, age_ms: int) -> str | None:
         if is_stale(age_ms, row.period_ms):
