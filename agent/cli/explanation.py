@@ -91,7 +91,7 @@ def _asked(record: DecisionRecord) -> str:
         parts.append("needs " + ", ".join(req.requires))
     if req.session is not None:
         parts.append("part of a session")
-    named = req.model_asked
+    named = req.model_asked or "a model that nobody offers"
     if req.model_resolved not in (req.model_asked, ""):
         named += f", that is {req.model_resolved}"
     how = "streamed" if req.stream else "in one piece"

@@ -246,8 +246,8 @@ def _view_facts(fleet: Fleet, seen: Survey) -> ViewFacts:
 def _request_facts(request: PlacementRequest, seen: Survey) -> RequestFacts:
     need, hints = seen.need, request.hints
     return RequestFacts(
-        model_asked=request.model if not seen.invalid else "",
-        model_resolved=seen.resolved if not seen.invalid else "",
+        model_asked=request.model if seen.rows else "",
+        model_resolved=seen.resolved if seen.rows else "",
         digest=need.digest.hex() if need.digest is not None else None,
         match=hints.match.value,
         dialect=_dialect_name(need.dialect),
@@ -301,7 +301,7 @@ def _preference_note(ref: NodeRef, seen: Survey, chosen: Scored | None, fleet: F
     if chosen is not None and matches(ref, chosen.row):
         return HintNote(hint="prefer", ref=ref.text, outcome=HintOutcome.HONOURED)
     if not fleet.knows(ref):
-        return HintNote(hint="prefer", ref=ref.text, outcome=HintOutcome.IGNORED_UNKNOWN)
+        return HintNote(hint="prefer", outcome=HintOutcome.IGNORED_UNKNOWN)
     if any(matches(ref, row.row) for row in (*seen.scored, *seen.reserves)):
         return HintNote(hint="prefer", ref=ref.text, outcome=HintOutcome.OUTSCORED)
     why = next((gone.reason for gone in seen.excluded if matches(ref, gone.row)), Reason.MODEL_ABSENT)

@@ -77,7 +77,10 @@ class ViewFacts(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RequestFacts(Struct, frozen=True, gc=False, kw_only=True):
-    """Sizes and requirements of the request; ``prompt_tokens`` and ``output_tokens`` are estimates."""
+    """Sizes and requirements of the request; ``prompt_tokens`` and ``output_tokens`` are estimates.
+
+    The model's names are empty if nobody offers it: then they would be any text a client sent.
+    """
 
     model_asked: str
     model_resolved: str

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.threat("T41")]
 
 BODY = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
 
