@@ -107,7 +107,7 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
             said = "no node offers the model"
         yield f"refused ({record.reason.value}, status {record.reason.status}): {said}"
         return
-    yield f"chosen: {record.chosen}, because {CHOICES.get(record.reason, record.reason.value)}"
+    yield f"chosen: {_called(record, record.chosen)}, because {CHOICES.get(record.reason, record.reason.value)}"
     chosen = _candidate(record, record.chosen)
     if chosen is not None:
         yield "  " + (
@@ -143,18 +143,22 @@ def _alternative(record: DecisionRecord, alternative: Alternative) -> tuple[str,
         said += f" against {chosen.score:.3f}"
     row = _candidate(record, alternative.row)
     if row is None:
-        return alternative.row, said, against
+        return _called(record, alternative.row), said, against
     detail = [against, f"first token in {seconds(row.est.ttft)}, all in {seconds(row.est.ect)}"]
     if not row.resident:
         detail.append("cold")
     if row.out is not None:
-        detail.append(_out(row.out))
-    return alternative.row, said, "; ".join(detail)
+        detail.append(_out(record, row.out))
+    return _called(record, alternative.row), said, "; ".join(detail)
 
 
-def _out(out: str) -> str:
+def _out(record: DecisionRecord, out: str) -> str:
     kind, _, better = out.partition(":")
-    return f"{better} is at least as good in everything" if kind == "dominated" else OUTS.get(kind, out)
+    return (
+        f"{_called(record, better)} is at least as good in everything"
+        if kind == "dominated"
+        else OUTS.get(kind, out)
+    )
 
 
 def _left_out(record: DecisionRecord) -> Iterator[str]:
@@ -163,7 +167,7 @@ def _left_out(record: DecisionRecord) -> Iterator[str]:
     yield f"left out: {count(sum(record.excluded_counts.values()), 'row')}"
     shown = record.excluded[:SHOWN_EXCLUDED]
     if shown:
-        yield from columns([("", row.row, _exclusion(row)) for row in shown])
+        yield from columns([("", _called(record, row.row), _exclusion(row)) for row in shown])
     for code, number in sorted(record.excluded_counts.items()):
         rest = number - sum(1 for row in shown if row.code.value == code)
         if rest > 0:
@@ -242,6 +246,10 @@ def _off_by(error: float) -> str:
     if ratio >= 2:
         return f"{ratio:.1f} times as long"
     return f"{ratio - 1:.0%} longer" if error > 0 else f"{1 - ratio:.0%} shorter"
+
+
+def _called(record: DecisionRecord, row: str) -> str:
+    return record.names.get(row, row)
 
 
 def _candidate(record: DecisionRecord, row: str) -> Candidate | None:

@@ -5,7 +5,7 @@ are stored off the loop, at most once a minute. Refuses to know requests and tex
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from agent.effects.clock import Clock
 from agent.engines.contract import Marks, Timings
@@ -56,7 +56,7 @@ class Learning:
     def learn(self, report: AttemptReport) -> Timings | None:
         """Fold one attempt in; what it told of tokens and times."""
         routed = report.routed
-        row = _row_of(self._fleet(), report)
+        row = self._fleet().row(routed.at, routed.served)
         if row is None:
             return None
         now = self._clock.boot_ms()
@@ -110,11 +110,6 @@ class Learning:
             return float(max(1, ledger.local.in_flight(row.endpoint) + row.foreign))
         owed = ledger.owed.get(row.key)
         return float(max(1, row.in_flight + (owed.requests if owed is not None else 0)))
-
-
-def _row_of(fleet: Fleet, report: AttemptReport) -> Row | None:
-    rows: Iterable[Row] = fleet.offered(report.routed.served, report.routed.served, None)
-    return next((row for row in rows if row.key == report.routed.at), None)
 
 
 def _timings_of(report: AttemptReport) -> Timings | None:

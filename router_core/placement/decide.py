@@ -4,6 +4,7 @@
 equal inputs choose equally. Refuses to dispatch: whoever routes reserves in the ledger in the same step.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from operator import attrgetter
 from random import Random
@@ -87,6 +88,7 @@ def decide(
             margin=ranked[0].score - chosen.score if ranked else None,
             degraded=seen.degraded,
             alternatives=tuple([_alternative(row, chosen, policy) for row in ranked[:_ALTERNATIVES]]),
+            names=_names(shown, seen),
         ),
     )
 
@@ -139,6 +141,7 @@ def _rejection(
             margin=None,
             degraded=seen.degraded,
             alternatives=(),
+            names=_names((), seen),
         ),
     )
 
@@ -228,6 +231,13 @@ def _alternative(scored: Scored, chosen: Scored, policy: PlacementPolicy) -> Alt
     )
     gap, name = max(gaps)
     return Alternative(row=scored.row.key, score=scored.score, top_factor=name if gap > 0.0 else "draw")
+
+
+def _names(shown: Iterable[Scored], seen: Survey) -> dict[str, str]:
+    names = {scored.row.key: scored.row.label for scored in shown}
+    for gone in seen.excluded[:_EXCLUDED_KEPT]:
+        names[gone.row.key] = gone.row.label
+    return names
 
 
 def _excluded(seen: Survey) -> tuple[Excluded, ...]:

@@ -130,6 +130,7 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
 
     ``at_ms`` is on the boot clock; ``wall_ms`` (set by who keeps the record) is for display only. ``margin`` is the
     score of the best other row minus that of the chosen one. ``attempts`` and ``outcome`` are added at the end.
+    ``names`` says how people call the rows that are mentioned, ``@node/endpoint``.
     """
 
     id: str
@@ -154,6 +155,7 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     outcome: Ending | None = None
     wall_ms: int | None = None
+    names: dict[str, str] = {}
     v: int = VERSION
 
 

@@ -50,13 +50,14 @@ ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
 class Row(Struct, frozen=True, gc=False, kw_only=True):
     """One served model at one endpoint: constants of the filters, the estimates and the factors.
 
-    ``key`` is ``<node_id>/<endpoint>``. ``down`` and ``backup`` say why it is out or only a reserve. Speeds are kept as
+    ``key`` is ``<node_id>/<endpoint>``, ``label`` is ``@name/endpoint``: how people see it. ``down`` and ``backup`` say why it is out or only a reserve. Speeds are kept as
     seconds per token; ``load_s`` is the time until the model could serve (0 if resident), ``reload_s`` that of loading
     it with another context. ``foreign`` counts requests at the engine that did not come through pairmesh,
     ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size.
     """
 
     key: Endpoint
+    label: str
     node: Id16
     node_id: NodeId
     node_name: NodeName
@@ -111,11 +112,6 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     pressure: float
     memory: float
     switch: float
-
-    @property
-    def label(self) -> str:
-        """``@name/endpoint``: how people see it, and a valid reference in a hint."""
-        return f"@{self.node_name}/{self.endpoint}"
 
 
 class Draft(Struct, kw_only=True):
@@ -205,6 +201,7 @@ def row_of(
     tuned = remote or resident or loading
     return Row(
         key=draft.key,
+        label=f"@{node.name}/{engine.name}",
         node=node.id16,
         node_id=node.node_id,
         node_name=node.name,

@@ -57,6 +57,7 @@ def a_row(name: str = "a", **over: Any) -> Row:
         "profile_key": ProfileKey(node=Id16(id32(name)[:16]), endpoint=endpoint, model=model),
         "names": (asked.tagged if engine == "ollama" else asked.name,),
         "is_self": False,
+        "label": f"@{name}/{endpoint}",
         "labels": frozenset(),
         "dialects": ALL_DIALECTS,
         "cap_no": 0,
