@@ -60,7 +60,7 @@ from agent.relay.ingress import IngressFront
 from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import Phase
-from agent.relay.wiring import Wiring
+from agent.relay.wiring import Hands, Wiring
 from agent.sampling.files import Roots
 from agent.sampling.loop import DEFAULT_UNITS, OwnWork, Sampler, SamplerPorts
 from agent.sampling.reader import HostReader
@@ -129,11 +129,10 @@ class Assembly:
     def bind(self) -> None:
         """Take the ports; raises ``RefuseToStart``."""
         settings = self.settings
-        for key, listen in (
-            ("mesh.listen", settings.mesh.listen),
-            ("ingress.listen", settings.ingress),
-            ("api.listen", settings.api.listen),
-        ):
+        wanted = {"mesh.listen": settings.mesh.listen, "ingress.listen": settings.ingress}
+        if settings.router:
+            wanted["api.listen"] = settings.api.listen
+        for key, listen in wanted.items():
             self.sockets[key] = bind_all(key, listen)
 
     def close_sockets(self) -> None:
@@ -322,21 +321,12 @@ class Assembly:
             ),
             heard_state=self.driver.record_heard,
             rng=new_rng(),
-            in_hand=set(),
+            in_hand=Hands(),
         )
         self.wiring = wiring
         dates, buffered = Dates(), Buffered()
         api = self.settings.api
         self.api_roll, self.ingress_roll = Roll(clock), Roll(clock)
-        api_front = ApiFront(
-            wiring=wiring,
-            place=self.placing,
-            listing=lambda: ViewListing(self.board.current, self.policy),
-            phase=lambda: self.phase,
-            doors=Doors.of(self.sockets["api.listen"][0].getsockname()[:2], api.hosts, api.origins),
-            roll=self.api_roll,
-            session_headers=frozenset(name.encode("ascii") for name in self.policy.session_headers),
-        )
         ingress_front = IngressFront(
             wiring=wiring,
             admission=gate,
@@ -345,10 +335,19 @@ class Assembly:
             policy=self.exchange_policy,
             roll=self.ingress_roll,
         )
-        self.acceptors = [
-            Acceptor(sock, lambda: ServerConnection(api_front, clock, dates, buffered), self.api_roll)
-            for sock in self.sockets["api.listen"]
-        ]
+        self.acceptors: dict[str, Acceptor] = {}
+        for sock in self.sockets.get("api.listen", ()):
+            api_front = ApiFront(
+                wiring=wiring,
+                place=self.placing,
+                listing=lambda: ViewListing(self.board.current, self.policy),
+                phase=lambda: self.phase,
+                doors=Doors.of(sock.getsockname()[:2], api.hosts, api.origins),
+                roll=self.api_roll,
+                session_headers=frozenset(name.encode("ascii") for name in self.policy.session_headers),
+            )
+            make = partial(ServerConnection, api_front, clock, dates, buffered)
+            self.acceptors[shown(sock)] = Acceptor(sock, make, self.api_roll)
         self.refused = Counter(
             "pairmesh_connections_refused_total", "Connections refused on peers' ports.", ("port", "why")
         )

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import os
-import socket
 import sys
-from collections.abc import Iterator
 from functools import partial
 
 import uvloop
@@ -16,10 +14,9 @@ from agent.effects.clock import SystemClock
 from agent.identity.own import load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
 from agent.mesh.discovery import announced_addresses
-from agent.node.listening import refusal, shown
+from agent.node.listening import refusal
 from agent.observe.capture import captured, report_crash, report_loop
 from agent.observe.log import stream_log
-from agent.relay.accept import Acceptor
 from agent.relay.ports import Phase
 from agent.relay.wiring import review_on_change
 from agent.settings.load import Settings
@@ -30,7 +27,7 @@ STREAMS_MS = 12_000
 LEAVE_MS = 700
 STORE_MS = 1_500
 HEARTBEAT_STALE_MS = 20_000
-DRAIN_POLL_S = 0.05
+GOODBYE_MS = 500
 
 
 def run(
@@ -90,29 +87,34 @@ class Daemon:
             "relay review": review_on_change(node.board, node.wiring),
             "discovery": node.discovery.run(partial(announced_addresses, settings.mesh.listen)),
             "addresses": self._follow_addresses(),
+            "review": review_on_change(node.board, node.wiring),
             "watchdog": keep_watchdog(notifier, {"sampler": self._is_sampling}, self._stale),
-        } | {f"api {shown(sock)}": acceptor.run(node.tasks) for sock, acceptor in self._api()}
+        } | {f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.acceptors.items()}
         ending = asyncio.create_task(signals.stop.wait(), name="stop")
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-        node.phase = Phase.SERVING
-        node.log.info(
-            "ready", node=node.own.node_id, name=settings.name, version=__version__, **node.shown_addresses()
-        )
-        notifier.ready(f"serving as {settings.name}")
-        ended, _ = await asyncio.wait([ending, *running], return_when=asyncio.FIRST_COMPLETED)
-        for task in ended - {ending}:
+        begun = asyncio.create_task(node.driver.begun.wait(), name="begun")
+        ended, _ = await asyncio.wait([begun, ending, *running], return_when=asyncio.FIRST_COMPLETED)
+        if ended == {begun}:
+            node.phase = Phase.SERVING
+            node.log.info(
+                "ready",
+                node=node.own.node_id,
+                name=settings.name,
+                version=__version__,
+                **node.shown_addresses(),
+            )
+            notifier.ready(f"serving as {settings.name}")
+            ended, _ = await asyncio.wait([ending, *running], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended - {begun, ending}:
             if (exc := task.exception()) is not None:
                 report_crash(node.log, "loop.ended", exc, loop=task.get_name())
         notifier.stopping("draining")
         clean = await self._drain()
-        for task in (ending, *running):
+        for task in (begun, ending, *running):
             task.cancel()
-        await asyncio.gather(ending, *running, return_exceptions=True)
+        await asyncio.gather(begun, ending, *running, return_exceptions=True)
         await node.tasks.aclose()
         return ExitCode.OK if clean and ending in ended else ExitCode.FAILED
-
-    def _api(self) -> Iterator[tuple[socket.socket, Acceptor]]:
-        return zip(self._node.sockets["api.listen"], self._node.acceptors, strict=True)
 
     async def _follow_addresses(self) -> None:
         while True:
@@ -141,11 +143,11 @@ class Daemon:
         self._node.speaking.drain()
         for roll in (self._node.api_roll, self._node.ingress_roll):
             roll.close_idle()
-        deadline = self._node.clock.boot_ms() + STREAMS_MS - 500
-        while self._node.wiring.in_hand and self._node.clock.boot_ms() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
-        for courier in tuple(self._node.wiring.in_hand):
-            courier.shut_down()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout((STREAMS_MS - GOODBYE_MS) / 1_000):
+                await self._node.wiring.in_hand.emptied()
+        for request in tuple(self._node.wiring.in_hand):
+            request.shut_down()
 
     async def _store(self) -> None:
         for listener in self._node.listeners:

@@ -1,6 +1,7 @@
 """Checks of the repository itself: README commands exist and parse, generated text is fresh, pins are plain,
 forbidden names are absent, and every recorded defect keeps its test."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ FORBIDDEN = {
     ),
     "a path of one machine": re.compile(r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers|wo" + r"rk|ro" + r"ot)/\w"),
 }
+REDIRECTIONS = frozenset({">", ">>", "<", "|", "&&"})
 COMMAND_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- (\w+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
@@ -48,7 +50,10 @@ def faults_of_pins() -> list[str]:
 def readme_commands(readme: str) -> list[list[str]]:
     """Every line of the README's ``sh`` blocks that starts one of our own commands."""
     lines = [line for block in COMMAND_BLOCK.findall(readme) for line in block.splitlines()]
-    commands = [shlex.split(line, comments=True) for line in lines]
+    commands = [
+        list(itertools.takewhile(lambda word: word not in REDIRECTIONS, shlex.split(line, comments=True)))
+        for line in lines
+    ]
     return [
         words for words in commands if words and (words[0] == "pairmesh" or words[0].startswith("scripts/"))
     ]

@@ -133,6 +133,8 @@ class Driver:
         self._traffic = Traffic()
         self._inbox = Inbox()
         self._left = asyncio.Event()
+        self.begun = asyncio.Event()
+        """Set after the machine's first step: from then on it speaks with this process life's epoch."""
         self._tasks = Tasks(told.failed)
         self._links = Links(
             self, tls=tls, source=source, traffic=self._traffic, tasks=self._tasks, dial_s=dial_s
@@ -152,6 +154,7 @@ class Driver:
                     await self._inbox.wait(None if deadline is None else (deadline - now) / 1_000)
                     continue
                 self._perform(self._machine.handle(event, now))
+                self.begun.set()
                 self._finish(event)
                 await asyncio.sleep(0)
         finally:

@@ -1,5 +1,6 @@
 """What every request of a listener shares, and the ways in which errors are told."""
 
+import asyncio
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -27,6 +28,25 @@ class InHand(Protocol):
         """The node stops now: tell the client the truth."""
 
 
+class Hands(set[InHand]):
+    """All requests that have not ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._emptied = asyncio.Event()
+
+    def discard(self, request: object, /) -> None:
+        super().discard(request)
+        if not self:
+            self._emptied.set()
+
+    async def emptied(self) -> None:
+        """Wait until every request has ended."""
+        while self:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
     """What every courier of one listener shares."""
@@ -41,7 +61,7 @@ class Wiring:
     observer: Observer
     heard_state: HeardState
     rng: Random
-    in_hand: set[InHand]
+    in_hand: Hands
 
 
 class Voice(Protocol):

@@ -117,3 +117,13 @@ async def test_every_restart_raises_the_epoch(node: Node) -> None:
         epochs.append((await node.get("/v1/status"))["own"]["epoch"])
         await end()
     assert epochs == sorted(set(epochs))
+
+
+async def test_a_node_that_is_no_router_opens_no_api(node: Node) -> None:
+    toml = node.config / "pairmesh.toml"
+    toml.write_text(toml.read_text().replace('name = "alone"\n', 'name = "alone"\nrouter = false\n'))
+    await node.start()
+    assert "api" not in (await node.get("/v1/status"))["own"]["addresses"]
+    with pytest.raises(OSError):
+        await asyncio.open_connection(node.ip, node.ports["api"])
+    assert await node.term() == 0

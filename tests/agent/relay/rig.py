@@ -18,7 +18,7 @@ from agent.relay.headers import Dates
 from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import AccessLine, Asked, AttemptReport, PeerRoute, Phase, Routed, RouteHeader, Turned
-from agent.relay.wiring import Wiring
+from agent.relay.wiring import Hands, Wiring
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import FailureClass
 from router_core.ids import NodeId
@@ -270,7 +270,7 @@ def build(clock: Clock | None = None, policy: ExchangePolicy | None = None) -> R
         observer=watch,
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
-        in_hand=set(),
+        in_hand=Hands(),
     )
     return Relay(
         fleet=fleet,

@@ -85,7 +85,7 @@ def test_a_silent_host_is_told_once_an_hour_and_its_return_once() -> None:
 
 def test_a_failed_read_is_told_by_class_only() -> None:
     desk = Desk()
-    desk.report.failed(ValueError("/home/alice"))
+    desk.report.failed(ValueError("/srv/alice"))
     assert desk.said() == [{"level": "warning", "event": "sampling.read_failed", "error": "ValueError"}]
 
 
