@@ -96,12 +96,18 @@ class Origin:
         return self._held.get(kind)
 
     def verdict(self, header: Header, signed: bytes) -> Verdict:
-        """What a record with this header is to us, by stamp alone."""
+        """What a record with this header is to us, by stamp alone.
+
+        The S that the newest V names passes the floor, and replaces one of another process life at any stamp.
+        """
         kind = Kind(header.kind)
         stamp = Stamp(header.epoch, header.seq)
         if header.epoch < self.epoch:
             return Verdict.OLDER
         held = self._held.get(kind)
+        named = kind is Kind.S and self._is_named(header, signed)
+        if named and held is not None and held.inst != header.inst:
+            held = None
         return judge(
             stamp,
             header.inst,
@@ -110,7 +116,7 @@ class Origin:
             held_inst=held.inst if held is not None else 0,
             same_bytes=held is not None and held.sealed.signed == signed,
             floor=self._floors.get(kind, ZERO),
-            named=kind is Kind.S and self._is_named(header, signed),
+            named=named,
         )
 
     def _is_named(self, header: Header, signed: bytes) -> bool:
@@ -149,8 +155,8 @@ class Origin:
 
     @property
     def proof(self) -> Held | None:
-        """The newest V or L ever held: what an origin that forgot itself has to be shown."""
-        return self._held.get(Kind.V) or self._held.get(Kind.L) or self._proof
+        """The newest V or L ever held, else S: what an origin that forgot itself has to be shown."""
+        return self._held.get(Kind.V) or self._held.get(Kind.L) or self._held.get(Kind.S) or self._proof
 
     def _stamp(self, kind: Kind) -> Stamp:
         held = self._held.get(kind)

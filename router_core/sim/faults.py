@@ -26,12 +26,12 @@ OVER_MS: Final = 38_000
 Fault = Callable[[World, Random, int], None]
 
 
-def plan(world: World, rng: Random) -> tuple[str, ...]:
-    """Plan one to four kinds of faults; returns their names."""
-    names = rng.sample(sorted(FAULTS), rng.randint(1, 4))
+def plan(world: World, rng: Random, only: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Plan one to four kinds of faults, or ``only`` the named ones; returns their names."""
+    names = only or tuple(rng.sample(sorted(FAULTS), rng.randint(1, 4)))
     for name in names:
         FAULTS[name](world, rng, rng.randint(FIRST_MS, LAST_MS))
-    return tuple(names)
+    return names
 
 
 def _victim(world: World, rng: Random) -> int:

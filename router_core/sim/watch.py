@@ -52,7 +52,7 @@ class Watch:
         self._lives: dict[int, _Life] = {}
         self._seen: dict[int, dict[Slot, Stamp]] = {}
         self._identities: dict[tuple[bytes, int, int, int], bytes] = {}
-        self._sealed_at: dict[tuple[bytes, int, int], int] = {}
+        self._sealed_at: dict[tuple[bytes, int, int, int], int] = {}
         self._last: tuple[bytes, list[tuple[Header, bytes]]] = (b"", [])
         self._epoch_used: dict[int, int] = {}
         self.newest: dict[Slot, msg.Heard] = {}
@@ -167,8 +167,7 @@ class Watch:
         first = self._identities.setdefault(identity, signed)
         if first != signed:
             raise Violation(f"7: host {host.index} sealed two records as {header.epoch}.{header.seq}")
-        key = (header.id16, header.epoch, header.seq)
-        self._sealed_at.setdefault(key, self._ledger.sealed_at(signed))
+        self._sealed_at.setdefault(identity, self._ledger.sealed_at(signed))
         on_disk = host.saved_epoch
         if (
             host.disk_ok
@@ -190,7 +189,7 @@ class Watch:
             and all(at is not None and now - at > DEAD_SHOWN_MS for at in dead)
         ):
             raise Violation(f"dead: host {host.index} shows {subjects[0].index} as {change.state.value}")
-        sealed_at = self._sealed_at.get((change.origin, change.epoch, change.seq))
+        sealed_at = self._sealed_at.get((change.origin, change.epoch, change.inst, change.seq))
         if (
             change.volatile is None
             or sealed_at is None

@@ -4,6 +4,7 @@ Everything random comes from the seed; every step is folded into ``trace`` (a ha
 compared. What must hold is checked by ``watch`` while it happens.
 """
 
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -51,6 +52,7 @@ class World:
             crypto = FakeCrypto(key32, self.ledger)
             self.hosts.append(Host(self, index, member, key32, crypto, self.rng.getrandbits(64), make_mesh))
         self.dials: list[tuple[int, int, Id16]] = []
+        self.tap: Callable[[bytes], None] | None = None
         self._links = 0
         self._far: dict[ev.LinkId, tuple[Host, ev.LinkId]] = {}
         self._orphans: dict[int, list[ev.LinkId]] = {}
@@ -239,6 +241,8 @@ class World:
             digest.update(type(action).__name__.encode())
             if isinstance(action, act.SendFrame):
                 digest.update(action.data)
+                if self.tap is not None:
+                    self.tap(action.data)
                 self.watch.sent(host, action.link, action.data)
             elif isinstance(action, act.ViewChanged):
                 for change in action.changes:

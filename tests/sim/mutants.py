@@ -8,7 +8,6 @@ from router_core.mesh.link import Link
 from router_core.mesh.liveness import ObserverGap, Solitude
 from router_core.mesh.machine import Mesh
 from router_core.mesh.origin import Origin
-from router_core.mesh.overlay import Dialler
 from router_core.mesh.parts import Crypto
 from router_core.mesh.publish import Me, Publisher
 from router_core.mesh.receive import Judgement, Reason, Receiver
@@ -83,9 +82,7 @@ class NoRatchet(Publisher):
         return False
 
 
-class NoJitter(Dialler):
-    def next_backoff_ms(self, last_ms: int) -> int:
-        return min(self._policy.backoff_max_ms, 2 * last_ms)
+Part = type[Receiver | Publisher | ObserverGap | Solitude]
 
 
 class _Mutant(Mesh):
@@ -99,7 +96,7 @@ class _Mutant(Mesh):
         rng: Random,
         saved: Saved,
         now: int,
-        part: type[Receiver | Publisher | Dialler | ObserverGap | Solitude],
+        part: Part,
     ) -> None:
         super().__init__(me, policy, crypto, rng, saved, now)
         parts = self.parts
@@ -109,15 +106,13 @@ class _Mutant(Mesh):
             parts.receiver, parts.origins = receiver, receiver.origins
         elif issubclass(part, Publisher):
             parts.publisher = part(me, parts.publisher.mesh8, saved.epoch, crypto, policy, rng, now)
-        elif issubclass(part, Dialler):
-            parts.dialler = part(me.id16, policy, rng, now)
         elif issubclass(part, ObserverGap):
             parts.gap = part(policy, now)
         else:
             parts.solitude = part(policy, now)
 
 
-def planted(part: type[Receiver | Publisher | Dialler | ObserverGap | Solitude]) -> Callable[..., Mesh]:
+def planted(part: Part) -> Callable[..., Mesh]:
     """A maker of machines that have this bug."""
 
     def make(me: Me, policy: MeshPolicy, crypto: Crypto, rng: Random, saved: Saved, now: int) -> Mesh:
@@ -126,14 +121,14 @@ def planted(part: type[Receiver | Publisher | Dialler | ObserverGap | Solitude])
     return make
 
 
-MUTANTS: Final = (
-    EpochUnchecked,
-    FloorIgnored,
-    Unconfirmed,
-    SignatureUnchecked,
-    NoObserverGap,
-    NeverLonely,
-    EarlySpeech,
-    NoRatchet,
-    NoJitter,
+MUTANTS: Final[tuple[tuple[Part, tuple[str, ...]], ...]] = (
+    (EpochUnchecked, ("crash",)),
+    (FloorIgnored, ("replay_dead",)),
+    (Unconfirmed, ("replay_dead",)),
+    (SignatureUnchecked, ("forge",)),
+    (NoObserverGap, ("stall",)),
+    (NeverLonely, ("isolate",)),
+    (EarlySpeech, ("disk_lost",)),
+    (NoRatchet, ("disk_lost",)),
 )
+"""Each bug, and the faults that bring it to light."""
