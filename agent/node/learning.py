@@ -153,6 +153,8 @@ def _outcome_of(
         prompt_ms=timings.prompt_ms if timings is not None else None,
         gen_tokens=timings.gen_tokens if timings is not None else None,
         gen_ms=timings.gen_ms if timings is not None else None,
+        wait_ms=routed.queue_ms,
+        net_ms=routed.net_ms,
         ttft_ms=until_first_ms if streamed and load_ms is None and timings is not None else None,
         load_ms=load_ms,
     )

@@ -232,6 +232,8 @@ class Choosing:
             load_ms=1000.0 * choice.est.load,
             ect_ms=1000.0 * choice.est.ect,
             service_ms=1000.0 * (choice.prefill_s + choice.decode_s),
+            queue_ms=1000.0 * choice.est.wait,
+            net_ms=1000.0 * choice.est.net,
             hints=hints_header(decision.record.hints),
         )
 

@@ -66,6 +66,8 @@ class Routed(Struct, frozen=True, kw_only=True):
     load_ms: float
     ect_ms: float
     service_ms: float
+    queue_ms: float = 0.0
+    net_ms: float = 0.0
     hints: str | None = None
 
 
