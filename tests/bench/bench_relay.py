@@ -1,21 +1,25 @@
 """What the relay adds: one chat POST of 1 kB against a static upstream, direct and through, in rotating rounds.
 
-Three processes: the upstream, the relay, and this load generator, all on loopback. ``relay.added_p50_us.c1`` is the
+Three processes on loopback: the upstream behind two ports, a whole daemon with one endpoint for each, and this load
+generator. Decisions, records, metrics, logging and sampling are on. ``relay.added_p50_us.c1`` is the
 difference of the medians at one connection, the median of the rounds; its gate is 400 us. Throughput at 16
 connections is printed with its ratio to direct, never gated.
 """
 
 import asyncio
-import os
+import contextlib
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 import uvloop
 
 from tests.bench.report import Figure, against, emit, wants_json
+from tests.support.cluster import Node
 
 ADDED_P50_LIMIT_US = 400.0
 ROUNDS = 5
@@ -30,14 +34,19 @@ ANSWER = (
     b'{"role":"assistant","content":"It will be fine today, with a light wind from the west."},"finish_reason":'
     b'"stop"}],"usage":{"prompt_tokens":160,"completion_tokens":14,"total_tokens":174}}'
 )
-REPLY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-    len(ANSWER),
-    ANSWER,
-)
+MODELS = b'{"object":"list","data":[{"id":"tiny","object":"model","created":1,"owned_by":"bench"}]}'
+
+
+def whole(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+REPLY, LIST = whole(ANSWER), whole(MODELS)
 
 
 class StaticUpstream(asyncio.Protocol):
-    """Answers every request with the same bytes; it reads no more than it takes to find a request's end."""
+    """Answers every POST with the same bytes, every GET with its one model."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -52,7 +61,7 @@ class StaticUpstream(asyncio.Protocol):
             if len(self._buffer) < end + 4 + length:
                 return
             self._buffer = self._buffer[end + 4 + length :]
-            self._transport.write(REPLY)  # type: ignore[attr-defined]
+            self._transport.write(LIST if head.startswith(b"get") else REPLY)  # type: ignore[attr-defined]
 
 
 class Load(asyncio.Protocol):
@@ -147,52 +156,63 @@ async def measure(direct: int, through: int) -> list[Figure]:
 
 
 async def serve_upstream() -> None:
-    server = await asyncio.get_running_loop().create_server(StaticUpstream, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(StaticUpstream, "127.0.0.1", 0) for _ in range(2)]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
-async def serve_relay(upstream: int) -> None:
-    from tests.agent.relay.rig import running
+@contextlib.contextmanager
+def upstreams() -> Iterator[list[int]]:
+    """The ports of a running upstream process."""
+    command = [sys.executable, "-m", "tests.bench.bench_relay", "--upstream"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield [int(port) for port in process.stdout.readline().split()]
+        finally:
+            process.kill()
 
-    async with running(upstream) as relay:
-        relay.watch.forget = True
-        print(relay.port, flush=True)
-        await asyncio.Event().wait()
+
+async def run(ports: Sequence[int]) -> list[Figure]:
+    """Start a daemon before the upstreams, measure, stop it."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(name="bench", ip="127.0.0.1", base=Path(folder))
+        node.write_settings([])
+        for number, port in enumerate(ports):
+            manifest = f'engine = "openai"\nurl = "http://127.0.0.1:{port}"\nslots = 16\n'
+            (node.config / "endpoints" / f"u{number}.toml").write_text(manifest)
+        await node.start()
+        try:
+            await served(node.ports["api"])
+            return await measure(ports[0], node.ports["api"])
+        finally:
+            await node.kill()
 
 
-class Subject:
-    """A process of this module in another role; its first line is the port it serves."""
-
-    def __init__(self, *role: str) -> None:
-        command = [sys.executable, "-m", "tests.bench.bench_relay", "--role", *role]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-
-    def __enter__(self) -> "Subject":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+async def served(port: int) -> None:
+    """Return when the daemon lists the model."""
+    for _ in range(200):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nconnection: close\r\n\r\n" % port)
+        answer = await reader.read()
+        writer.close()
+        if b'"tiny"' in answer:
+            return
+        await asyncio.sleep(0.05)
+    raise RuntimeError("the daemon does not offer the upstream's model")
 
 
 def main(argv: Sequence[str]) -> int:
-    if argv[:2] == ["--role", "upstream"]:
+    if argv == ["--upstream"]:
         uvloop.run(serve_upstream())
-    elif argv[:2] == ["--role", "relay"]:
-        uvloop.run(serve_relay(int(argv[2])))
-    else:
-        as_json = wants_json(argv)
-        with Subject("upstream") as upstream, Subject("relay", str(upstream.port)) as relay:
-            figures = uvloop.run(measure(upstream.port, relay.port))
-        emit(figures, as_json)
-        added = next(figure for figure in figures if figure.name == "relay.added_p50_us.c1")
-        return int(added.value > ADDED_P50_LIMIT_US)
-    return 0
+        return 0
+    as_json = wants_json(argv)
+    with upstreams() as ports:
+        figures = uvloop.run(run(ports))
+    emit(figures, as_json)
+    added = next(figure for figure in figures if figure.name == "relay.added_p50_us.c1")
+    return int(added.value > ADDED_P50_LIMIT_US)
 
 
 if __name__ == "__main__":
