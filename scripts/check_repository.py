@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,23 +80,26 @@ def faults_of_readme() -> list[str]:
     return faults
 
 
-def faults_of_generated() -> list[str]:
+def generated() -> dict[str, str]:
+    """The parts of the README that are made from the tree, by name."""
     from agent.settings.show import reference
 
-    made = {"settings": reference()}
-    readme = (ROOT / "README.md").read_text()
-    found = dict(GENERATED.findall(readme))
+    layers = Counter(entry["layer"] for entry in defects())
+    rows = "\n".join(f"| {layer} | {number} |" for layer, number in layers.most_common())
+    return {"settings": reference(), "defects": f"| found by | defects |\n|---|---|\n{rows}"}
+
+
+def faults_of_generated() -> list[str]:
+    found = dict(GENERATED.findall((ROOT / "README.md").read_text()))
     return [
         f"README.md: the part {name} is stale; run scripts/check_repository.py --write"
-        for name, text in made.items()
+        for name, text in generated().items()
         if found.get(name, "").strip() != text.strip()
     ]
 
 
 def write_generated() -> None:
-    from agent.settings.show import reference
-
-    made = {"settings": reference()}
+    made = generated()
     path = ROOT / "README.md"
 
     def fresh(hit: re.Match[str]) -> str:
@@ -105,10 +109,13 @@ def write_generated() -> None:
     path.write_text(GENERATED.sub(fresh, path.read_text()))
 
 
+def defects() -> list[dict[str, str]]:
+    return list(tomllib.loads((ROOT / "tests/replay.toml").read_text()).get("defect", []))
+
+
 def faults_of_replay() -> list[str]:
     faults = []
-    entries = tomllib.loads((ROOT / "tests/replay.toml").read_text()).get("defect", [])
-    for entry in entries:
+    for entry in defects():
         file, _, name = entry["test"].partition("::")
         path = ROOT / file
         if not path.is_file() or (
