@@ -39,6 +39,7 @@ class Client:
         headers: dict[str, str] = {}
         for each in rest:
             name, _, value = each.partition(": ")
+            name = name.lower()
             assert name not in headers, f"{name} twice"
             headers[name] = value
         return int(line.split(" ")[1]), headers
