@@ -6,6 +6,7 @@ What a room needs of another it gets as a callable or a Protocol; rooms of one l
 import asyncio
 import os
 import socket
+import sys
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -45,6 +46,7 @@ from agent.node.speaking import Listeners, Sources, Speaking
 from agent.node.targets import NodeTargets
 from agent.node.viewing import Viewing
 from agent.node.work import WatchedWork
+from agent.observe.access import stream_access_log
 from agent.observe.capture import report_crash
 from agent.observe.instruments import Alarms, DecisionMetrics, RelayMetrics
 from agent.observe.journal import Journal
@@ -297,6 +299,7 @@ class Assembly:
             is_draining=lambda: self.phase is Phase.DRAINING,
         )
         self.relay_metrics = RelayMetrics()
+        self.access = stream_access_log(sys.stderr, clock)
         gate = Gate(
             by_der=lambda: self.membership.by_der,
             fleet=lambda: self.viewing.fleet,
@@ -317,6 +320,7 @@ class Assembly:
                 engines=self.engines,
                 targets=self.targets,
                 metrics=self.relay_metrics,
+                access=self.access,
                 log=self.log,
             ),
             heard_state=self.driver.record_heard,
@@ -394,6 +398,7 @@ class Assembly:
             self.relay_metrics,
             self.alarms,
             self.journal,
+            self.access,
             self.refused,
             self.sampling_report,
             ViewMetrics(lambda: self.board.current, self.clock.boot_ms),

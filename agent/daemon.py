@@ -158,6 +158,7 @@ class Daemon:
         await self._node.link_server.shutdown(0.1)
         await self._node.learning.save()
         await self._node.journal.aclose()
+        self._node.access.flush()
 
     def _step_ended(self, step: StepEnded) -> None:
         if step.overdue or step.error is not None:

@@ -129,8 +129,9 @@ class EndpointMonitor:
         now = self._clock.boot_ms()
         if in_flight > self._in_flight:
             self._worked_ms = now
-            self._fast_at = min(self._fast_at, now + self._cadence.busy_ms)
-            self._wake.set()
+            if now + self._cadence.busy_ms < self._fast_at:
+                self._fast_at = now + self._cadence.busy_ms
+                self._wake.set()
         self._in_flight = in_flight
         if self._status.load is not None and self._status.load.source is LoadSource.OWN:
             self._publish()

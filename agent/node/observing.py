@@ -7,6 +7,7 @@ from agent.engines.watch import EngineWatch
 from agent.node.learning import Learning
 from agent.node.placing import Placing
 from agent.node.targets import NodeTargets
+from agent.observe.access import AccessLog
 from agent.observe.capture import report_crash
 from agent.observe.instruments import RelayMetrics
 from agent.observe.log import Log
@@ -27,6 +28,7 @@ class Observing:
         engines: EngineWatch,
         targets: NodeTargets,
         metrics: RelayMetrics,
+        access: AccessLog,
         log: Log,
     ) -> None:
         self._placing = placing
@@ -34,6 +36,7 @@ class Observing:
         self._engines = engines
         self._targets = targets
         self._metrics = metrics
+        self._access = access
         self._log = log
 
     def attempted(self, report: AttemptReport) -> None:
@@ -55,7 +58,7 @@ class Observing:
             self._engines.report_route(routed.endpoint, report.dialect)
 
     def answered(self, line: AccessLine) -> None:
-        """One request ended: its line in the log, its record in the journal."""
+        """One request ended: its line in the access log, its record in the journal."""
         self._placing.answered(line)
         metrics = self._metrics
         metrics.seconds.observe(line.total_ms / 1000.0, "total")
@@ -65,22 +68,7 @@ class Observing:
         metrics.bytes.inc("out", by=line.bytes_out)
         if line.code is not None and line.attempts == 0:
             metrics.rejected.inc(line.code)
-        self._log.info(
-            "request",
-            side=line.side,
-            method=line.method,
-            route=line.route,
-            status=line.status,
-            code=line.code,
-            request_id=line.request_id,
-            decision=line.decision_id,
-            peer=line.peer,
-            bytes_in=line.bytes_in,
-            bytes_out=line.bytes_out,
-            attempts=line.attempts,
-            total_ms=round(line.total_ms),
-            first_byte_ms=round(line.first_byte_ms) if line.first_byte_ms is not None else None,
-        )
+        self._access.put(line)
 
     def failed(self, where: str, exc: BaseException) -> None:
         """A fault of our own code; the request it struck was ended."""
