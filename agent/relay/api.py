@@ -149,9 +149,8 @@ class ApiFront:
 
     # --- connections -----------------------------------------------------------------------------------------
 
-    def opened(self, connection: Client) -> Answer | None:
+    def opened(self, connection: Client) -> None:
         self._roll.join(connection)
-        return None
 
     def closed(self, connection: Client) -> None:
         self._roll.leave(connection)
@@ -316,4 +315,6 @@ class ApiVoice:
                 headers.append((b"x-should-retry", b"false"))
         if routed.hints is not None:
             headers.append((b"x-pairmesh-hints", routed.hints.encode("ascii")))
+        if routed.session is not None:
+            headers.append((b"x-pairmesh-session", routed.session.encode("ascii")))
         return headers + self._cors

@@ -79,8 +79,7 @@ class Work(Protocol):
 class Front(Protocol):
     """What stands behind one listener."""
 
-    def opened(self, connection: "Client") -> Answer | None:
-        """A connection was made; None to serve it."""
+    def opened(self, connection: "Client") -> None: ...
 
     def closed(self, connection: "Client") -> None: ...
 

@@ -141,9 +141,8 @@ class IngressFront:
         self._roll = roll
         self._states = StateHeader(admission)
 
-    def opened(self, connection: Client) -> Answer | None:
+    def opened(self, connection: Client) -> None:
         self._roll.join(connection)
-        return None
 
     def closed(self, connection: Client) -> None:
         self._roll.leave(connection)

@@ -63,15 +63,28 @@ class ServerConnection(asyncio.Protocol):
         self.bytes_out = 0
         self.caller: Any = None
 
+    @property
+    def phase(self) -> Phase:
+        """Where the connection stands with its current request."""
+        return self._phase
+
+    @property
+    def received(self) -> int:
+        """Body bytes of the current request so far, while they come in."""
+        return 0 if self._body is None else self._body.received
+
+    @property
+    def is_stalled(self) -> bool:
+        """True while more waits to be written than the client reads."""
+        return self._stalled_at is not None
+
     # --- transport callbacks ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(limits.WRITE_HIGH, limits.WRITE_LOW)
         self._idle()
-        refusal = self._front.opened(self)
-        if refusal is not None:
-            self._answer(refusal, keep=False)
+        self._front.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._phase = Phase.CLOSED

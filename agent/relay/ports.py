@@ -43,8 +43,8 @@ class Routed(Struct, frozen=True, kw_only=True):
     ``at`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
     dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
     target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint.
-    ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints`` is the ready value
-    of ``x-pairmesh-hints``, None to omit it.
+    ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints`` and
+    ``session`` are ready header values, None to omit them.
     """
 
     decision_id: str
@@ -70,6 +70,7 @@ class Routed(Struct, frozen=True, kw_only=True):
     queue_ms: float = 0.0
     net_ms: float = 0.0
     hints: str | None = None
+    session: str | None = None
 
 
 class Turned(Struct, frozen=True, kw_only=True):

@@ -297,6 +297,7 @@ async def running(
     clock: Clock | None = None,
     policy: ExchangePolicy | None = None,
     doors_of: Callable[[int], Doors] | None = None,
+    most: int = 1_024,
 ) -> AsyncIterator[Relay]:
     """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port."""
     relay = build(clock, policy)
@@ -313,7 +314,12 @@ async def running(
         roll=relay.roll,
     )
     dates = Dates()
-    acceptor = Acceptor(sock, lambda: ServerConnection(front, relay.clock, dates, relay.buffered), relay.roll)
+    acceptor = Acceptor(
+        sock,
+        lambda: ServerConnection(front, relay.clock, dates, relay.buffered),
+        relay.roll,
+        most=most,
+    )
     relay.port = acceptor.address[1]
     relay.wiring.tasks.spawn(acceptor.run(relay.wiring.tasks), "accept")
     try:

@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 
 from agent.relay.intake import BodyReader, HeadReader, Request
 from router_core import limits
 from tests.agent.relay.client import BODY, Client, ask, post
-from tests.agent.relay.rig import running
-from tests.support.recorder import Recorder
+from tests.agent.relay.rig import Relay, running
+from tests.support.recorder import Exchange, Recorder
 from tests.support.until import until
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
@@ -237,9 +238,9 @@ class ShiftedClock:
         return 0
 
 
-def tick(relay: object) -> None:
-    for connection in relay.roll:  # type: ignore[attr-defined]
-        connection.tick(relay.clock.boot_ms())  # type: ignore[attr-defined]
+def tick(relay: Relay) -> None:
+    for connection in relay.roll:
+        connection.tick(relay.clock.boot_ms())
 
 
 @pytest.mark.threat("T20")
@@ -248,7 +249,7 @@ async def test_a_head_that_takes_too_long_is_408() -> None:
     async with Recorder() as up, running(up.port, clock=clock) as relay:
         client = await Client.to(relay.port)
         await client.send(LINE + b"Host")
-        await until(lambda: any(each._phase.value == "head" for each in relay.roll))
+        await until(lambda: any(each.phase.value == "head" for each in relay.roll))
         clock.ahead_ms = limits.REQUEST_HEAD_TIME - 1_000
         tick(relay)
         assert len(relay.watch.lines) == 0
@@ -281,7 +282,7 @@ async def test_a_body_fast_enough_is_left_alone() -> None:
         await client.send(
             LINE + HOST % relay.port + TYPE + b"Content-Length: 1000000\r\n\r\n" + b"x" * 100_000
         )
-        await until(lambda: any(each._body and each._body.received == 100_000 for each in relay.roll))
+        await until(lambda: any(each.received == 100_000 for each in relay.roll))
         clock.ahead_ms = 10_000
         tick(relay)
         assert len(relay.watch.lines) == 0
@@ -309,19 +310,19 @@ async def test_a_client_that_stops_reading_is_dropped_after_thirty_seconds() -> 
     clock = ShiftedClock()
     ended = asyncio.Event()
 
-    async def script(exchange: object) -> None:
+    async def script(exchange: Exchange) -> None:
         try:
-            await exchange.begin_stream()  # type: ignore[attr-defined]
+            await exchange.begin_stream()
             while True:
-                await exchange.chunk(b"x" * 100_000)  # type: ignore[attr-defined]
+                await exchange.chunk(b"x" * 100_000)
         except ConnectionError:
             ended.set()
 
-    async with Recorder(script) as up, running(up.port, clock=clock) as relay:  # type: ignore[arg-type]
+    async with Recorder(script) as up, running(up.port, clock=clock) as relay:
         client = await Client.to(relay.port)
         client.writer.transport.pause_reading()
         await client.send(post(relay.port))
-        await until(lambda: any(each._stalled_at for each in relay.roll))
+        await until(lambda: any(each.is_stalled for each in relay.roll))
         tick(relay)
         clock.ahead_ms = limits.WRITE_STALL + 1_000
         tick(relay)
@@ -352,3 +353,66 @@ async def test_a_refused_body_is_drained_only_so_far() -> None:
                 sent += 65_536
         assert sent < 9_000_000
         client.close()
+
+
+async def test_past_its_cap_nobody_is_accepted_until_somebody_leaves() -> None:
+    async with Recorder() as up, running(up.port, most=2) as relay:
+        clients = [await Client.to(relay.port) for _ in range(3)]
+        for client in clients:
+            await client.send(post(relay.port))
+        for client in clients[:2]:
+            assert (await client.heard()).status == 200
+        assert len(relay.roll) == 2
+        assert len(up.requests) == 2
+        clients[0].close()
+        assert (await clients[2].heard()).status == 200
+        for client in clients[1:]:
+            client.close()
+
+
+async def test_idle_connections_close_when_told_and_busy_ones_after_their_reply() -> None:
+    async def script(exchange: Exchange) -> None:
+        await proceed.wait()
+        await exchange.answer(b"{}")
+
+    proceed = asyncio.Event()
+    async with Recorder(script) as up, running(up.port) as relay:
+        idle, busy = await Client.to(relay.port), await Client.to(relay.port)
+        await busy.send(post(relay.port))
+        await up.arrived()
+        await until(lambda: len(relay.roll) == 2)
+        relay.roll.close_idle()
+        await idle.ended()
+        proceed.set()
+        heard = await busy.heard()
+        assert (heard.status, heard.headers["connection"]) == (200, "close")
+        await busy.ended()
+        for client in (idle, busy):
+            client.close()
+
+
+async def test_stopping_tells_each_request_the_truth() -> None:
+    async def script(exchange: Exchange) -> None:
+        if b"stream" in exchange.request.body:
+            await exchange.begin_stream()
+            await exchange.chunk(b"data: {}\n\n")
+        await exchange.gone()
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        waiting, streaming = await Client.to(relay.port), await Client.to(relay.port)
+        await waiting.send(post(relay.port))
+        await streaming.send(post(relay.port, b'{"model":"m","stream":true}'))
+        await streaming.head()
+        await streaming.chunk()
+        await up.arrived(2)
+        for courier in tuple(relay.wiring.in_hand):
+            courier.shut_down()
+        heard = await waiting.heard()
+        assert (heard.status, json.loads(heard.body)["error"]["code"]) == (503, "shutting_down")
+        last = await streaming.chunk()
+        assert last is not None
+        assert b'"shutting_down"' in last
+        assert await streaming.chunk() is None
+        for client in (waiting, streaming):
+            client.close()
+        relay.assert_idle()
