@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -44,6 +45,7 @@ from agent.node.picture import NodePicture
 from agent.node.placing import Placing
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.node.targets import NodeTargets
+from agent.node.trace import Trace, TracedObserver, TracedPlacer
 from agent.node.viewing import Viewing
 from agent.node.work import WatchedWork
 from agent.observe.access import stream_access_log
@@ -61,7 +63,7 @@ from agent.relay.headers import Dates
 from agent.relay.ingress import IngressFront
 from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
-from agent.relay.ports import Phase
+from agent.relay.ports import Observer, Phase, Placer
 from agent.relay.wiring import Hands, Wiring
 from agent.sampling.files import Roots
 from agent.sampling.loop import DEFAULT_UNITS, OwnWork, Sampler, SamplerPorts
@@ -85,7 +87,7 @@ from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.profiles import Profiles
-from router_core.record.membership import Member
+from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Address, Static, Volatile
 from router_core.view.fold import empty
 
@@ -116,8 +118,15 @@ class Assembly:
     """Every room of one node. ``bind`` and ``build`` first, in that order, on the loop; ``close_sockets`` last."""
 
     def __init__(
-        self, settings: Settings, folders: Folders, own: OwnIdentity, clock: Clock, log: Log
+        self,
+        settings: Settings,
+        folders: Folders,
+        own: OwnIdentity,
+        clock: Clock,
+        log: Log,
+        trace: Trace | None = None,
     ) -> None:
+        self.trace = trace
         self.settings = settings
         self.folders = folders
         self.own = own
@@ -246,7 +255,7 @@ class Assembly:
             source=mesh.listen.ip if mesh.listen.source is not None else None,
             book=AddressBook(rules, mesh.peers),
             shelf=shelf,
-            told=Told(on_view=self.viewing.heard, notify=self.alarms.notify, failed=self._failed),
+            told=Told(on_view=self._heard, notify=self.alarms.notify, failed=self._failed),
         )
         self.discovery = Discovery(
             own.node_id,
@@ -306,6 +315,19 @@ class Assembly:
             fresh=self.driver.fresh_state,
         )
         self.pool = Pool(asyncio.get_running_loop())
+        observer: Observer = Observing(
+            placing=self.placing,
+            learning=self.learning,
+            engines=self.engines,
+            targets=self.targets,
+            metrics=self.relay_metrics,
+            access=self.access,
+            log=self.log,
+        )
+        place: Placer = self.placing
+        if self.trace is not None:
+            observer = TracedObserver(observer, self.trace)
+            place = TracedPlacer(place, self.trace, lambda: self.board.current, lambda: self.viewing.members)
         wiring = Wiring(
             clock=clock,
             policy=self.exchange_policy,
@@ -314,15 +336,7 @@ class Assembly:
             targets=self.targets,
             breakers=self.breakers,
             dispatch=self.dispatch,
-            observer=Observing(
-                placing=self.placing,
-                learning=self.learning,
-                engines=self.engines,
-                targets=self.targets,
-                metrics=self.relay_metrics,
-                access=self.access,
-                log=self.log,
-            ),
+            observer=observer,
             heard_state=self.driver.record_heard,
             rng=new_rng(),
             in_hand=Hands(),
@@ -343,7 +357,7 @@ class Assembly:
         for sock in self.sockets.get("api.listen", ()):
             api_front = ApiFront(
                 wiring=wiring,
-                place=self.placing,
+                place=place,
                 listing=lambda: ViewListing(self.board.current, self.policy),
                 phase=lambda: self.phase,
                 doors=Doors.of(sock.getsockname()[:2], api.hosts, api.origins),
@@ -432,6 +446,11 @@ class Assembly:
 
     def _refused(self, port: Port, why: Refusal) -> None:
         self.refused.inc(port.value, why.value)
+
+    def _heard(self, changes: Sequence[ViewChange]) -> None:
+        if self.trace is not None:
+            self.trace.records(changes)
+        self.viewing.heard(changes)
 
     def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
         self.speaking.engine_changed(status, urgent)

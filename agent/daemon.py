@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import uvloop
 
@@ -15,6 +16,7 @@ from agent.identity.own import load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
 from agent.mesh.discovery import announced_addresses
 from agent.node.listening import refusal
+from agent.node.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
 from agent.observe.log import stream_log
 from agent.relay.ports import Phase
@@ -31,9 +33,14 @@ GOODBYE_MS = 500
 
 
 def run(
-    settings: Settings, folders: Folders, *, keep_identity: bool = False, new_identity: bool = False
+    settings: Settings,
+    folders: Folders,
+    *,
+    keep_identity: bool = False,
+    new_identity: bool = False,
+    trace: Path | None = None,
 ) -> int:
-    """Run one node until it is told to stop; the exit status."""
+    """Run one node until it is told to stop; the exit status. ``trace``: a file for a line per event."""
     clock = SystemClock()
     log = stream_log(sys.stderr, clock)
     with captured(log):
@@ -41,7 +48,8 @@ def run(
             folders.prepare()
             own = load_identity(folders.state, read_machine_id(), keep=keep_identity, new=new_identity)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(Daemon(Assembly(settings, folders, own, clock, log)).serve())
+                traced = Trace(trace, clock) if trace is not None else None
+                return runner.run(Daemon(Assembly(settings, folders, own, clock, log, traced)).serve())
         except RefuseToStart as refused:
             log.error("start.refused", reason=refused.reason)
             sys.stderr.write(f"pairmesh: {refused}\n")

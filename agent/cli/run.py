@@ -2,6 +2,7 @@
 
 import socket
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from pathlib import Path
 from typing import Final
 
 from agent.cli.config import report
@@ -46,6 +47,12 @@ def declare(parser: ArgumentParser) -> None:
         action="store_true",
         help="put the present identity and its members aside and start as a new node",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="append a JSON line per record, decision, attempt and ending: ids and numbers, never content",
+    )
 
 
 def flags_of(args: Namespace) -> dict[str, object]:
@@ -65,7 +72,13 @@ def run(args: Namespace) -> int:
         return report(faults)
     from agent import daemon
 
-    return daemon.run(settings, folders, keep_identity=args.keep_identity, new_identity=args.new_identity)
+    return daemon.run(
+        settings,
+        folders,
+        keep_identity=args.keep_identity,
+        new_identity=args.new_identity,
+        trace=args.trace,
+    )
 
 
 def _flag(path: str) -> str:

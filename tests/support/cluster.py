@@ -44,6 +44,10 @@ class Node:
     settings: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     node_id: str = ""
+    prefix: tuple[str, ...] = ()
+    """Words before the daemon's own command line."""
+    flags: tuple[str, ...] = ()
+    """Flags after ``run``."""
 
     def __post_init__(self) -> None:
         for folder in (self.state, self.runtime, self.config, self.config / "endpoints"):
@@ -116,10 +120,12 @@ class Node:
             notify.setblocking(False)
             with self.log.open("ab") as log:
                 self.process = await asyncio.create_subprocess_exec(
+                    *self.prefix,
                     sys.executable,
                     "-m",
                     "agent",
                     "run",
+                    *self.flags,
                     env=self.env | {"NOTIFY_SOCKET": str(path)},
                     stdout=log,
                     stderr=log,
