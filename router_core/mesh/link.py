@@ -48,6 +48,7 @@ class Link:
         self.hello: Hello | None = None
         self.hello_at = now
         self.hello_sent_ms: int | None = None
+        self.early_hello: Hello | None = None
         self.opened_at = now
         self.up_at: int | None = None
         self.heard_at = now

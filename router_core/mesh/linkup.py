@@ -51,11 +51,11 @@ def opened(parts: Parts, event: LinkOpened, now: int) -> None:
 
 
 def greet(parts: Parts, link: Link, now: int) -> None:
-    """Send HELLO, once the epoch in it is on disk."""
-    if link.hello_sent_ms is not None or not parts.publisher.is_persisted:
+    """Send HELLO, once the epoch in it is on disk; a HELLO that was faster is taken then."""
+    if link.hello_sent_ms is not None or not parts.publisher.is_persisted or link.id not in parts.links:
         return
     link.hello_sent_ms = now
-    hello = Hello(
+    own = Hello(
         mesh8=parts.receiver.mesh8,
         id16=parts.me.id16,
         epoch=parts.publisher.epoch,
@@ -64,7 +64,9 @@ def greet(parts: Parts, link: Link, now: int) -> None:
         degree=parts.degree,
         degree_cap=parts.policy.links_most,
     )
-    parts.send(link, hello, now)
+    parts.send(link, own, now)
+    if link.early_hello is not None:
+        hello(parts, link, link.early_hello, now)
 
 
 def _remember(parts: Parts, event: LinkOpened) -> None:
@@ -77,6 +79,9 @@ def _remember(parts: Parts, event: LinkOpened) -> None:
 
 def hello(parts: Parts, link: Link, message: Hello, now: int) -> None:
     """The peer's first message."""
+    if link.hello_sent_ms is None and link.early_hello is None:
+        link.early_hello = message
+        return
     if (refusal := _hello_refusal(parts, link, message)) is not None:
         drop(parts, link, refusal, now)
         return
@@ -147,7 +152,10 @@ def show_own_record(parts: Parts, link: Link, now: int) -> None:
 
 def have(parts: Parts, link: Link, message: Have, now: int) -> None:
     """One chunk of what the peer holds; the last one brings the link up."""
-    last = link.take_have(message.chunk, message.chunks, message.states)
+    members = tuple(
+        entry for entry in message.states if entry.id16 in parts.origins or entry.id16 == parts.me.id16
+    )
+    last = link.take_have(message.chunk, message.chunks, members)
     if last is None:
         drop(parts, link, ByeCode.PROTOCOL, now)
         return

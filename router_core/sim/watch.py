@@ -190,11 +190,12 @@ class Watch:
         ):
             raise Violation(f"dead: host {host.index} shows {subjects[0].index} as {change.state.value}")
         sealed_at = self._sealed_at.get((change.origin, change.epoch, change.inst, change.seq))
+        disturbed = min(now - host.stall_ended_at, self._net.calm_for_ms(host.index, subjects[0].index))
         if (
-            change.volatile is None
-            or sealed_at is None
+            sealed_at is None
             or now - host.started_at < 10_000
             or len(subjects) > 1
+            or disturbed < LINK_PROVEN_MS
         ):
             return
         true_age = now - sealed_at

@@ -17,7 +17,9 @@ from router_core.mesh.events import (
     LinkOpened,
     LinkReady,
     PeerSighted,
+    PersistDone,
     RosterChanged,
+    SavedKey,
 )
 from router_core.mesh.link import Link
 from router_core.mesh.overlay import Dialler
@@ -165,6 +167,28 @@ def test_a_busy_link_gets_fewer_and_fresher_records() -> None:
     assert not headers(rig.pass_ms(5_000, alive=(link,)), link)
     (newest,) = headers(rig.handle(LinkReady(link)), link)
     assert newest.seq == rig.parts.publisher.seq
+
+
+def test_a_hello_that_comes_before_our_epoch_is_on_disk_waits_for_it() -> None:
+    rig = Rig(start=False)
+    rig.bodies()
+    peer = rig.peers[0]
+    link = rig.open(peer)
+    assert not frames(rig.say(link, peer.hello(rig.now)))
+    answer = frames(rig.handle(PersistDone(SavedKey.EPOCH, True)), link)
+    assert [type(message) for message in answer] == [msg.Hello, msg.Have]
+    assert rig.parts.links[link].hello is not None
+
+
+def test_ids_of_no_member_fill_no_memory() -> None:
+    rig = Rig()
+    link = rig.open(rig.peers[0])
+    rig.say(link, rig.peers[0].hello(rig.now))
+    for chunk in range(50):
+        states = tuple(msg.HaveState((chunk * 256 + n).to_bytes(16, "big"), 1, 1, 1, 1) for n in range(256))
+        rig.say(link, msg.Have(chunk=chunk, chunks=65_535, states=states))
+    assert not rig.parts.links[link].known
+    assert not rig.parts.origins[rig.peers[1].id16].have()
 
 
 # --- duplicates and clones ---

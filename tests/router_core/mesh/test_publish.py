@@ -117,6 +117,21 @@ def test_v_comes_each_second_and_promises_two() -> None:
     assert len(set(gaps)) > 3
 
 
+def test_the_pace_follows_the_size_of_the_mesh_in_steps_of_a_quarter() -> None:
+    rig = Rig()
+    publisher = rig.parts.publisher
+    periods = []
+    for step in range(1, 9):
+        publisher.retune(600, rig.now + step * 10_000)
+        periods.append(publisher.period_ms)
+    assert periods[:3] == [1_250, 1_562, 1_952]
+    assert periods[-1] == 4_000
+    publisher.retune(1, rig.now + 85_000)
+    assert publisher.period_ms == 4_000
+    publisher.retune(1, rig.now + 100_000)
+    assert publisher.period_ms == 3_000
+
+
 @pytest.mark.parametrize(
     ("epoch", "inst", "seq", "raised"),
     [
