@@ -26,6 +26,7 @@ from agent.engines.contract import (
     EngineUnreachable,
     Health,
     Identity,
+    InferringAdapter,
     LoadSource,
     Observation,
     PushingAdapter,
@@ -91,6 +92,7 @@ class EndpointMonitor:
         self._listener: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._in_flight = 0
+        self._waiting: dict[str, list[int]] = {}
         self._worked_ms = clock.boot_ms()
         self._attempts = 0
         self._identify_at = self._slow_at = self._fast_at = self._worked_ms
@@ -135,6 +137,17 @@ class EndpointMonitor:
         self._in_flight = in_flight
         if self._status.load is not None and self._status.load.source is LoadSource.OWN:
             self._publish()
+
+    def report_sent(self, model: str, sent_ms: int) -> None:
+        """A request for ``model`` (a published name) was sent at ``sent_ms``, boot time."""
+        self._waiting.setdefault(model, []).append(sent_ms)
+
+    def report_heard(self, model: str, sent_ms: int) -> None:
+        """That request has got its first byte, or has ended without one."""
+        waiting = self._waiting[model]
+        waiting.remove(sent_ms)
+        if not waiting:
+            del self._waiting[model]
 
     def report_connect_failed(self) -> None:
         """A request could not connect: the engine is gone until it answers again."""
@@ -245,6 +258,8 @@ class EndpointMonitor:
         period = self._period()
         self._fast_at = self._after(period)
         before = adapter.restarts
+        if isinstance(adapter, InferringAdapter):
+            adapter.awaits(self._awaited())
         try:
             seen = await adapter.observe(self._clock.boot_ms(), period)
         except EngineUnreachable as error:
@@ -263,6 +278,14 @@ class EndpointMonitor:
         self._saw(seen)
         if adapter.restarts != before:
             self._soon(identify=True, slow=True)
+
+    def _awaited(self) -> dict[str, int]:
+        """By native id, since when a request waits for its first byte."""
+        return {
+            native: min(sent)
+            for model, sent in self._waiting.items()
+            if (native := self._status.native_id(model)) is not None
+        }
 
     def _saw(self, seen: Observation) -> None:
         """Take over an observation; ask for the list at once where it does not explain what is seen."""
