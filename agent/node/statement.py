@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from agent.engines.contract import EndpointStatus, Health, OwnedModel, Residency, ResidentModel
+from agent.engines.contract import EndpointStatus, Health, LoadSource, OwnedModel, Residency, ResidentModel
 from router_core import limits
 from router_core.pressure import wire
 from router_core.pressure.samples import Sampled
@@ -164,7 +164,7 @@ def foreign_requests(endpoint: EndpointStatus, most_ours: int) -> int:
     """Requests the engine itself reports beyond ours; ``most_ours`` is the most we had there since the last report,
     so that an own request that has just ended is not taken for somebody else's."""
     load = endpoint.load
-    if load is None or load.running is None:
+    if load is None or load.running is None or load.source is LoadSource.OWN:
         return 0
     return max(0, load.running + (load.waiting or 0) - most_ours)
 
