@@ -4,21 +4,23 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import uvloop
 
 from agent import __version__
 from agent.assembly import Assembly
-from agent.effects.clock import SystemClock
-from agent.identity.own import load_identity, read_machine_id
+from agent.effects.clock import Clock, SystemClock
+from agent.identity.own import OwnIdentity, load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
 from agent.mesh.discovery import announced_addresses
 from agent.node.listening import refusal
 from agent.node.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
-from agent.observe.log import stream_log
+from agent.observe.log import Log, Severity, stream_log
 from agent.relay.ports import Phase
 from agent.relay.wiring import review_on_change
 from agent.settings.load import Settings
@@ -28,7 +30,7 @@ from router_core.record.state import LeaveReason
 STREAMS_MS = 12_000
 LEAVE_MS = 700
 STORE_MS = 1_500
-HEARTBEAT_STALE_MS = 20_000
+STALE_MS = 20_000
 GOODBYE_MS = 500
 
 
@@ -39,17 +41,25 @@ def run(
     keep_identity: bool = False,
     new_identity: bool = False,
     trace: Path | None = None,
+    least: Severity = Severity.INFO,
+    daemon: "type[Daemon] | None" = None,
 ) -> int:
-    """Run one node until it is told to stop; the exit status. ``trace``: a file for a line per event."""
+    """Run one node until it is told to stop; the exit status.
+
+    ``trace``: a file for a line per event. ``least``: what is logged; at DEBUG the event loop watches itself too.
+    ``daemon``: what to run, ``Daemon`` if not given.
+    """
     clock = SystemClock()
-    log = stream_log(sys.stderr, clock)
-    with captured(log):
+    log = stream_log(sys.stderr, clock, least=least)
+    debug = True if least is Severity.DEBUG else None
+    with captured(log, least):
         try:
             folders.prepare()
             own = load_identity(folders.state, read_machine_id(), keep=keep_identity, new=new_identity)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop, debug=debug) as runner:
                 traced = Trace(trace, clock) if trace is not None else None
-                return runner.run(Daemon(Assembly(settings, folders, own, clock, log, traced)).serve())
+                made = (daemon or Daemon).of(settings, folders, own, clock, log, traced)
+                return runner.run(made.serve())
         except RefuseToStart as refused:
             log.error("start.refused", reason=refused.reason)
             sys.stderr.write(f"pairmesh: {refused}\n")
@@ -59,20 +69,38 @@ def run(
 
 
 class Daemon:
-    """Runs one assembly. ``serve`` builds what needs a loop, runs it, and ends it."""
+    """Runs one assembly. ``serve`` builds what needs a loop, runs it, and ends it.
 
-    def __init__(self, node: Assembly) -> None:
+    A part that made no progress for ``stale_ms`` is left to the supervisor's watchdog.
+    """
+
+    def __init__(self, node: Assembly, *, stale_ms: int = STALE_MS) -> None:
         self._node = node
+        self._stale_ms = stale_ms
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        folders: Folders,
+        own: OwnIdentity,
+        clock: Clock,
+        log: Log,
+        trace: Trace | None,
+    ) -> Self:
+        """The daemon of one node."""
+        return cls(Assembly(settings, folders, own, clock, log, trace))
 
     async def serve(self) -> int:
         """Run until SIGTERM or SIGINT; the exit status. Raises ``RefuseToStart``."""
         report_loop(self._node.log, asyncio.get_running_loop())
         with contextlib.ExitStack() as bound:
             bound.callback(self._node.close_sockets)
+            signals = Signals(reload=lambda: self._node.log.info("reload.nothing"))
+            bound.enter_context(signals.caught())
             self._node.bind()
             await self._node.build()
-            with Signals(reload=lambda: self._node.log.info("reload.nothing")).caught() as signals:
-                return await self._run(signals)
+            return await self._run(signals)
 
     async def _run(self, signals: Signals) -> int:
         node, settings = self._node, self._node.settings
@@ -92,11 +120,10 @@ class Daemon:
             "sampler": node.sampler.run(),
             "profiles": node.learning.run(),
             "ingress tick": node.ingress_roll.run(),
-            "relay review": review_on_change(node.board, node.wiring),
             "discovery": node.discovery.run(partial(announced_addresses, settings.mesh.listen)),
             "addresses": self._follow_addresses(),
             "review": review_on_change(node.board, node.wiring),
-            "watchdog": keep_watchdog(notifier, {"sampler": self._is_sampling}, self._stale),
+            "watchdog": keep_watchdog(notifier, self._parts(), self._stale),
         } | {f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.acceptors.items()}
         ending = asyncio.create_task(signals.stop.wait(), name="stop")
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -129,8 +156,24 @@ class Daemon:
             await asyncio.sleep(10.0)
             self._node.addresses = await asyncio.to_thread(self._node.own_addresses)
 
-    def _is_sampling(self) -> bool:
-        return self._node.clock.boot_ms() - self._node.sampler.heartbeat_ms < HEARTBEAT_STALE_MS
+    def _parts(self) -> dict[str, Callable[[], bool]]:
+        """What has to make progress for this process to be left alive."""
+        return {
+            "sampler": lambda: self._is_recent(self._node.sampler.heartbeat_ms),
+            "mesh": lambda: self._is_recent(self._node.driver.stepped_ms),
+            "listeners": self._is_accepting,
+        }
+
+    def _is_recent(self, at_ms: int) -> bool:
+        return self._node.clock.boot_ms() - at_ms < self._stale_ms
+
+    def _is_accepting(self) -> bool:
+        if self._node.phase is Phase.DRAINING:
+            return True
+        now = self._node.clock.boot_ms()
+        api = [acceptor.is_stuck(now, self._stale_ms) for acceptor in self._node.acceptors.values()]
+        peers = [listener.is_stuck(now, self._stale_ms) for listener in self._node.listeners]
+        return not any(api + peers)
 
     def _stale(self, names: object) -> None:
         self._node.log.warning("watchdog.stale", parts=names)

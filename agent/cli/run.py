@@ -1,5 +1,6 @@
 """``pairmesh run``: the daemon, in the foreground."""
 
+import os
 import socket
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Final
 
 from agent.cli.config import report
 from agent.cli.floors import installed, unmet
+from agent.observe.log import Severity
 from agent.settings.load import Settings, load
 from agent.settings.schema import BY_PATH
 from agent.store.folders import Folders
@@ -20,13 +22,16 @@ TEXT_FLAGS: Final = (
     "sampling.profile",
 )
 SWITCH_FLAGS: Final = ("router", "engines.autodetect")
+LOG_VARIABLE: Final = "PAIRMESH_LOG"
+LOG_LEVELS: Final = {known.name.lower(): known for known in Severity}
 
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
         "Run the daemon until SIGTERM or SIGINT. Settings come from pairmesh.toml in the config folder; a flag\n"
         "beats the file. Folders come from STATE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY,\n"
-        "else from the XDG variables or their defaults."
+        "else from the XDG variables or their defaults. PAIRMESH_LOG names the least severity that is logged:\n"
+        "debug, info (if it is not set), warning or error."
     )
     for path in TEXT_FLAGS:
         key = BY_PATH[path]
@@ -64,6 +69,9 @@ def flags_of(args: Namespace) -> dict[str, object]:
 def run(args: Namespace) -> int:
     folders = Folders.from_env()
     faults = unmet(installed())
+    level = os.environ.get(LOG_VARIABLE) or "info"
+    if level not in LOG_LEVELS:
+        faults.append(f"{LOG_VARIABLE} is {level!r}: one of {', '.join(LOG_LEVELS)} is needed")
     settings = load(folders.config, host_name=socket.gethostname(), flags=flags_of(args))
     if not isinstance(settings, Settings):
         faults += map(str, settings)
@@ -78,6 +86,7 @@ def run(args: Namespace) -> int:
         keep_identity=args.keep_identity,
         new_identity=args.new_identity,
         trace=args.trace,
+        least=LOG_LEVELS[level],
     )
 
 

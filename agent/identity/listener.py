@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from agent.effects.tasks import Tasks
+from agent.effects.turns import Turns
 from agent.identity.admittance import Admittance, Refusal, Refused
 from agent.identity.routes import Port
 from agent.identity.tls import peer_der
@@ -94,6 +95,7 @@ class Listener:
     ) -> None:
         self._port = port
         self._sockets = tuple(sockets)
+        self._turns = {sock: Turns(sock) for sock in self._sockets}
         self._factory = factory
         self._context = context
         self._by_der = by_der
@@ -115,6 +117,10 @@ class Listener:
             name = f"accept {self._port.value}"
             self._accepting.append(self._tasks.spawn(self._accept(sock), name))
 
+    def is_stuck(self, now: int, after_ms: int) -> bool:
+        """True if somebody waits to be accepted on any socket, and has for ``after_ms``."""
+        return any(turns.is_stuck(now, after_ms) for turns in self._turns.values())
+
     async def aclose(self) -> None:
         """Stop accepting and close the listening sockets; connections that are up stay."""
         for task in self._accepting:
@@ -125,7 +131,9 @@ class Listener:
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        turns = self._turns[listening]
         while True:
+            turns.turn()
             saturated = self._admittance.saturated()
             if saturated is not None:
                 self._refused(self._port, saturated)

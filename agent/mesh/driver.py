@@ -133,6 +133,8 @@ class Driver:
         self._traffic = Traffic()
         self._inbox = Inbox()
         self._left = asyncio.Event()
+        self.stepped_ms = clock.boot_ms()
+        """When the machine last took a step; before the first, when the driver was made."""
         self.begun = asyncio.Event()
         """Set after the machine's first step: from then on it speaks with this process life's epoch."""
         self._tasks = Tasks(told.failed)
@@ -154,6 +156,7 @@ class Driver:
                     await self._inbox.wait(None if deadline is None else (deadline - now) / 1_000)
                     continue
                 self._perform(self._machine.handle(event, now))
+                self.stepped_ms = now
                 self.begun.set()
                 self._finish(event)
                 await asyncio.sleep(0)

@@ -22,15 +22,15 @@ FRAMES: Final = 8
 
 
 class Reduced(logging.Handler):
-    """Turns records of stock loggers into lines without their text."""
+    """Turns records of stock loggers, from ``least`` on, into lines without their text."""
 
-    def __init__(self, log: Log) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, log: Log, least: Severity = Severity.WARNING) -> None:
+        super().__init__(least)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
         exc = record.exc_info[1] if record.exc_info else None
-        severity = Severity.ERROR if record.levelno >= logging.ERROR else Severity.WARNING
+        severity = max(known for known in Severity if known <= max(record.levelno, Severity.DEBUG))
         fields: dict[str, object] = {"logger": record.name, "place": f"{record.module}:{record.lineno}"}
         if exc is not None:
             fields |= {"error": exc, "where": places(exc.__traceback__)}
@@ -66,9 +66,13 @@ def report_loop(log: Log, loop: asyncio.AbstractEventLoop) -> None:
 
 
 @contextlib.contextmanager
-def captured(log: Log) -> Iterator[None]:
-    """Inside, nothing but ``log`` speaks: stock loggers, warnings and uncaught errors are reduced to it."""
-    handler = Reduced(log)
+def captured(log: Log, least: Severity = Severity.INFO) -> Iterator[None]:
+    """Inside, nothing but ``log`` speaks: stock loggers, warnings and uncaught errors are reduced to it.
+
+    What libraries say below WARNING is passed on only if ``least`` is DEBUG.
+    """
+    level = Severity.DEBUG if least is Severity.DEBUG else Severity.WARNING
+    handler = Reduced(log, level)
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in LIBRARIES)]
     before = [(logger, logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
@@ -100,7 +104,7 @@ def captured(log: Log) -> Iterator[None]:
     for logger in loggers:
         logger.handlers[:] = []
         logger.propagate = logger.name != "root"
-        logger.setLevel(logging.WARNING)
+        logger.setLevel(level)
     logging.getLogger().addHandler(handler)
     sys.excepthook, sys.unraisablehook, threading.excepthook = uncaught, unraisable, in_thread
     warnings.showwarning = warned

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
+from agent.effects.turns import Turns
 from agent.relay.front import Client
 from router_core import limits
 
@@ -76,6 +77,7 @@ class Acceptor:
         self._make = make
         self._roll = roll
         self._most = most
+        self._turns = Turns(sock)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -83,13 +85,19 @@ class Acceptor:
         ip, port = self._sock.getsockname()[:2]
         return ip, port
 
+    def is_stuck(self, now: int, after_ms: int) -> bool:
+        """True if somebody waits to be accepted, has for ``after_ms``, and there is room."""
+        return self._turns.is_stuck(now, after_ms)
+
     async def run(self, tasks: Tasks) -> None:
         """Accept until cancelled; then the listening socket is closed, connections are not."""
         loop = asyncio.get_running_loop()
         ticker = tasks.spawn(self._roll.run(), "relay-tick")
         try:
             while True:
+                self._turns.hold()
                 await self._roll.fewer_than(self._most)
+                self._turns.turn()
                 try:
                     sock, _ = await loop.sock_accept(self._sock)
                 except OSError:

@@ -204,6 +204,19 @@ def test_stock_loggers_are_reduced_to_place_and_class(log: Log, lines: list[str]
     assert reported[0]["where"][-1].startswith(f"{__name__}:")
 
 
+def test_at_debug_libraries_are_heard_below_warnings_and_still_reduced(clock: Hands) -> None:
+    lines: list[str] = []
+    log = Log(lines.append, clock, least=Severity.DEBUG)
+    with captured(log, Severity.DEBUG):
+        logging.getLogger("asyncio").debug("poll %s", CANARY)
+        logging.getLogger("aiohttp.client").info(CANARY)
+    assert CANARY not in "\n".join(lines)
+    assert [(line["level"], line["logger"]) for line in parsed(lines)] == [
+        ("debug", "asyncio"),
+        ("info", "aiohttp.client"),
+    ]
+
+
 def test_loggers_are_given_back_as_they_were(log: Log) -> None:
     before = [
         (logging.getLogger(n).handlers[:], logging.getLogger(n).propagate) for n in ("aiohttp", "asyncio")
