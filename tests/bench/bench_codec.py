@@ -209,9 +209,9 @@ def measure() -> list[Figure]:
     figures = []
     for (gpus, residents), most in SHAPES.items():
         sealed = seal(header(key, Kind.V, encode_volatile(volatile(gpus, residents))), key)
-        figures.append(against(f"R ({gpus}, {residents})", item_bytes(sealed), "B", most))
+        figures.append(against(f"codec.v_bytes.g{gpus}m{residents}", item_bytes(sealed), "B", most))
     signed_s = seal(header(key, Kind.S, encode_static(static())), key)
-    figures.append(against("S (2 GPUs, 3 models, 6 profiles)", item_bytes(signed_s), "B", S_MOST))
+    figures.append(against("codec.s_bytes.g2m3p6", item_bytes(signed_s), "B", S_MOST))
 
     body = volatile(2, 3)
     data = encode_volatile(body)
@@ -242,18 +242,18 @@ def measure() -> list[Figure]:
     json_encode_us, _, _ = median_us(lambda: json.dumps(plain, default=bytes.hex), 200)
     json_decode_us, _, _ = median_us(lambda: json.loads(text), 200)
     figures += [
-        against("encode V p50", encode_us, "us", 20),
-        against("decode V p50", decode_us, "us", 40),
-        against("drop a duplicate p50", drop_us, "us", 25),
-        against("seal V median", seal_us, "us", 100),
-        Figure("seal V least batch", seal_least, "us"),
-        Figure("seal V most batch", seal_most, "us"),
-        against("unseal V median", unseal_us, "us", 250),
-        Figure("unseal V least batch", unseal_least, "us"),
-        Figure("unseal V most batch", unseal_most, "us"),
-        against("encode V against stdlib json", encode_us, "us", json_encode_us),
-        against("decode V, typed and bounded, against stdlib json", decode_us, "us", json_decode_us),
-        against("bytes of a V body against stdlib json", len(data), "B", len(text)),
+        against("codec.encode_v.p50_us", encode_us, "us", 20),
+        against("codec.decode_v.p50_us", decode_us, "us", 40),
+        against("codec.drop_duplicate.p50_us", drop_us, "us", 25),
+        against("codec.seal_v.p50_us", seal_us, "us", 100),
+        Figure("codec.seal_v.min_us", seal_least, "us"),
+        Figure("codec.seal_v.max_us", seal_most, "us"),
+        against("codec.unseal_v.p50_us", unseal_us, "us", 250),
+        Figure("codec.unseal_v.min_us", unseal_least, "us"),
+        Figure("codec.unseal_v.max_us", unseal_most, "us"),
+        against("codec.encode_v.over_json", encode_us, "us", json_encode_us),
+        against("codec.decode_v.over_json", decode_us, "us", json_decode_us),
+        against("codec.v_body_bytes.over_json", len(data), "B", len(text)),
     ]
     return figures
 
