@@ -195,9 +195,7 @@ def cold_mistakes(records: list[dict[str, Any]]) -> int:
         chosen = next((row for row in record["candidates"] if row["row"] == record["chosen"]), None)
         if chosen is None or chosen["resident"]:
             continue
-        warm = [
-            row["est"]["ect"] for row in record["candidates"] if row["resident"] and row["est"]["wait"] == 0
-        ]
+        warm = [row["est"]["ect"] for row in record["candidates"] if row["resident"] and row["free"]]
         mistakes += bool(warm) and chosen["est"]["ect"] > min(warm)
     return mistakes
 

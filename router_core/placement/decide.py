@@ -206,6 +206,7 @@ def _candidate(scored: Scored, need: Need) -> Candidate:
         row=row.key,
         model=row.model,
         resident=scored.resident,
+        free=scored.free,
         age_ms=scored.age_ms,
         est=est,
         f=scored.f,

@@ -37,11 +37,12 @@ class Factors(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, gc=False, kw_only=True):
-    """One scored row. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``."""
+    """One scored row. ``free``: the request would not have queued there. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``."""
 
     row: str
     model: str
     resident: bool
+    free: bool
     age_ms: int
     est: Estimate
     f: Factors

@@ -26,6 +26,7 @@ def candidate(
         row=row,
         model="llama3.2:3b",
         resident=resident,
+        free=True,
         age_ms=400,
         est=Estimate(
             wait=wait, load=load, prefill=0.3, net=0.01, tpot=0.011, ttft=ttft, ect=ttft + 2.8, sd=0.3
