@@ -132,6 +132,7 @@ class Assembly:
         self.own = own
         self.clock = clock
         self.log = log
+        self.roots = Roots()
         self.phase = Phase.STARTING
         self.faults: list[str] = []
         self.sockets: dict[str, tuple[socket.socket, ...]] = {}
@@ -398,7 +399,7 @@ class Assembly:
             self.settings.sampling,
             self.clock,
             SamplerPorts(
-                read=HostReader(Roots(), self.clock.boot_ms).read,
+                read=HostReader(self.roots, self.clock.boot_ms).read,
                 work=self._own_work,
                 on_sampled=self.speaking.sampled,
                 on_notify=self.sampling_report.notify,
