@@ -48,6 +48,9 @@ class Node:
     """Words before the daemon's own command line."""
     flags: tuple[str, ...] = ()
     """Flags after ``run``."""
+    entry: tuple[str, ...] = ("-m", "agent", "run")
+    """What Python runs; another build of the daemon takes flags of its own."""
+    more_env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for folder in (self.state, self.runtime, self.config, self.config / "endpoints"):
@@ -122,11 +125,9 @@ class Node:
                 self.process = await asyncio.create_subprocess_exec(
                     *self.prefix,
                     sys.executable,
-                    "-m",
-                    "agent",
-                    "run",
+                    *self.entry,
                     *self.flags,
-                    env=self.env | {"NOTIFY_SOCKET": str(path)},
+                    env=self.env | self.more_env | {"NOTIFY_SOCKET": str(path)},
                     stdout=log,
                     stderr=log,
                 )
