@@ -8,11 +8,12 @@ from agent.engines.client import EngineClient
 from agent.engines.contract import EngineAdapter, Identity
 from agent.engines.llamacpp import LlamaSingle
 from agent.engines.llamacpp_router import LlamaRouter
+from agent.engines.ollama import Ollama
 from agent.engines.openai import OpenAiPlain
 from agent.settings.manifest import Caps, EngineKind, Manifest
 from router_core.record.state import Capability, Dialect
 
-LOOPBACK_PORTS: Final = (8080, 8081, 8000, 30000)
+LOOPBACK_PORTS: Final = (11434, 11435, 8080, 8081, 8000, 30000)
 """Where engines listen by default on their own host; ports of engines without an adapter are left out."""
 
 
@@ -34,6 +35,7 @@ _LLAMA_DIALECTS: Final = (
 _LLAMA_CAPS: Final = (
     Capability.STREAMING | Capability.COUNT_TOKENS | Capability.JSON_SCHEMA | Capability.LOGPROBS
 )
+_OLLAMA_CAPS: Final = Capability.STREAMING | Capability.JSON_SCHEMA
 
 CATALOGUE: Final[dict[tuple[EngineKind, str], Entry]] = {
     (EngineKind.LLAMACPP, "single"): Entry(
@@ -46,10 +48,21 @@ CATALOGUE: Final[dict[tuple[EngineKind, str], Entry]] = {
         dialects=_LLAMA_DIALECTS,
         caps=Caps(known=_LLAMA_CAPS, has=_LLAMA_CAPS),
     ),
+    (EngineKind.OLLAMA, "native"): Entry(
+        adapter=Ollama,
+        dialects=Dialect.CHAT
+        | Dialect.COMPLETION
+        | Dialect.EMBED
+        | Dialect.OLLAMA_CHAT
+        | Dialect.OLLAMA_GENERATE
+        | Dialect.OLLAMA_EMBED,
+        caps=Caps(known=_OLLAMA_CAPS | Capability.COUNT_TOKENS, has=_OLLAMA_CAPS),
+    ),
     (EngineKind.OPENAI, "plain"): Entry(
         adapter=OpenAiPlain,
         dialects=Dialect.CHAT | Dialect.COMPLETION,
         caps=Caps(known=Capability.STREAMING, has=Capability.STREAMING),
     ),
 }
-"""What ``(engine, flavour)`` means. A plain server's own description beats its dialects here."""
+"""What ``(engine, flavour)`` means. A plain server's own description beats its dialects here, and
+newer versions of Ollama speak more."""

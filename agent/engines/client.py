@@ -1,7 +1,8 @@
 """HTTP toward one engine, for polling only: bounded, without redirects, and to that engine's address alone.
 
 Every failure becomes :class:`EngineUnreachable` (no usable answer) or :class:`EngineMisspoke` (an answer that
-does not mean what it must). Only GET is known here, so nothing can be generated, loaded or changed.
+does not mean what it must). Only GET is known here, and the one POST that merely asks, so nothing can be
+generated, loaded or changed.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from router_core import limits
 
 FAST_S = 2.0
 SLOW_S = 5.0
+SHOW_S = 10.0
 CONNECTIONS = 2
 KEEP_IDLE_S = 3.0
 EVENT_SILENCE_S = 90.0
@@ -109,14 +111,25 @@ class EngineClient:
         self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY, probe: bool = False
     ) -> Reply:
         """GET ``path``; a body above ``cap`` bytes is refused unread. Any status is an answer here."""
-        headers = {PROBE_HEADER: "1"} if probe else None
+        headers = {PROBE_HEADER: "1"} if probe else {}
+        return await self._ask("GET", path, timeout_s, cap, headers, None)
+
+    async def show(self, model: str) -> Reply:
+        """What Ollama's ``POST /api/show`` tells of ``model``: a question, although it is no GET."""
+        headers = {"Content-Type": "application/json"}
+        body = msgspec.json.encode({"model": model})
+        return await self._ask("POST", "/api/show", SHOW_S, limits.ENGINE_BODY, headers, body)
+
+    async def _ask(
+        self, method: str, path: str, timeout_s: float, cap: int, headers: dict[str, str], body: bytes | None
+    ) -> Reply:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._opened().get(
-                path, allow_redirects=False, timeout=timeout, headers=headers
+            async with self._opened().request(
+                method, path, allow_redirects=False, timeout=timeout, headers=headers, data=body
             ) as answer:
-                body = await _bounded(answer, cap)
-                return Reply(status=answer.status, headers=_lowered(answer.headers), body=body)
+                told = await _bounded(answer, cap)
+                return Reply(status=answer.status, headers=_lowered(answer.headers), body=told)
         except BROKEN as error:
             raise _unreachable(error) from None
 

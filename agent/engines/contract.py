@@ -350,6 +350,15 @@ class PushingAdapter(EngineAdapter, Protocol):
         """The first item when the stream is open, then one for every change. Ends by raising."""
 
 
+@runtime_checkable
+class InferringAdapter(EngineAdapter, Protocol):
+    """An adapter whose engine lists a model that still loads like any other: it infers which one loads."""
+
+    def awaits(self, since_ms: Mapping[str, int]) -> None:
+        """By native id, when the oldest request of ours was sent that has not got a byte yet (boot ms). Told
+        before every ``observe``."""
+
+
 Endpoints = Mapping[str, EndpointStatus]
 
 

@@ -10,6 +10,7 @@ from agent.engines import shape
 from agent.engines.catalogue import CATALOGUE
 from agent.engines.client import SLOW_S, EngineClient, Reply
 from agent.engines.contract import EngineMisspoke, Identity, Refusal
+from agent.engines.ollama import dialects_of as ollama_dialects
 from agent.engines.openai import dialects_of
 from agent.settings.manifest import EngineKind, Manifest
 from router_core import limits
@@ -42,10 +43,12 @@ async def identify(client: EngineClient, manifest: Manifest | None = None) -> Ve
     found: Verdict
     if health.headers.get("server") == "llama.cpp":
         found = await _llamacpp(client, health)
-    elif await _is_ollama(client):
-        found = Refusal.UNSUPPORTED
     else:
-        found = await _llamacpp_behind_proxy(client) or await _plain(client, health, manifest)
+        found = (
+            await _ollama(client)
+            or await _llamacpp_behind_proxy(client)
+            or await _plain(client, health, manifest)
+        )
     return found if manifest is None else _agreed(found, manifest)
 
 
@@ -71,13 +74,24 @@ def _is_pair_proxy(reply: Reply) -> bool:
         return False
 
 
-async def _is_ollama(client: EngineClient) -> bool:
+async def _ollama(client: EngineClient) -> Identity | None:
     """Both routes must answer: ``/api/tags`` alone proves nothing, older llama.cpp has it too."""
-    version = await _ask(client, "/api/version", cap=limits.ENGINE_HEALTH_BODY)
-    if version.status != 200 or shape.text(_tree(version), "version") is None:
-        return False
+    reply = await _ask(client, "/api/version", cap=limits.ENGINE_HEALTH_BODY)
+    version = shape.text(_tree(reply), "version")
+    if version is None:
+        return None
     loaded = _tree(await _ask(client, "/api/ps"))
-    return isinstance(loaded, dict) and isinstance(loaded.get("models"), list)
+    if not isinstance(loaded, dict) or not isinstance(loaded.get("models"), list):
+        return None
+    entry = CATALOGUE[EngineKind.OLLAMA, "native"]
+    return Identity(
+        engine=EngineKind.OLLAMA,
+        flavour="native",
+        version=version[:32],
+        dialects=ollama_dialects(version, entry.dialects),
+        caps=entry.caps,
+        loads_on_demand=True,
+    )
 
 
 async def _llamacpp(client: EngineClient, health: Reply) -> Verdict:

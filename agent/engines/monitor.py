@@ -127,7 +127,7 @@ class EndpointMonitor:
     # What the relay tells.
 
     def report_work(self, in_flight: int) -> None:
-        """Own requests now in the engine's hands."""
+        """Own requests now in the engine's hands. Who reports them needs not be told, so nobody is."""
         now = self._clock.boot_ms()
         if in_flight > self._in_flight:
             self._worked_ms = now
@@ -136,7 +136,7 @@ class EndpointMonitor:
                 self._wake.set()
         self._in_flight = in_flight
         if self._status.load is not None and self._status.load.source is LoadSource.OWN:
-            self._publish()
+            self._status = replace(self._status, load=own_load(in_flight, self._status.slots))
 
     def report_sent(self, model: str, sent_ms: int) -> None:
         """A request for ``model`` (a published name) was sent at ``sent_ms``, boot time."""

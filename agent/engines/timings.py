@@ -1,14 +1,14 @@
 """Speeds and token counts of one finished response, read from the bytes the relay kept of it.
 
 The relay hands over the first bytes and the last bytes of the body and its own marks; nothing is injected
-into a request to learn more. Sources, best first: the ``timings`` object of llama.cpp, any ``usage`` object
-(OpenAI and Anthropic spellings), and content events counted on the way. Text of prompts and answers is
-skipped, never kept.
+into a request to learn more. Sources, best first: the ``timings`` object of llama.cpp, the figures on Ollama's
+last object, any ``usage`` object (OpenAI and Anthropic spellings), and content events counted on the way. Text
+of prompts and answers is skipped, never kept.
 """
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -29,9 +29,15 @@ _FINISHES: Final[dict[str, Finish]] = {
     "function_call": Finish.TOOL,
     "tool_use": Finish.TOOL,
 }
-_TOLD = re.compile(rb'"(?:timings|usage|error)"|"(?:finish_reason|stop_reason|status)"\s*:\s*"')
+_NS_PER_MS = 1e6
+_TOLD = re.compile(
+    rb'"(?:timings|usage|error|total_duration|done_reason)"|"(?:finish_reason|stop_reason|status)"\s*:\s*"'
+)
 _OBJECT = re.compile(rb'"(timings|usage)"\s*:\s*(?=\{)')
-_FINISHED = re.compile(rb'"(?:finish_reason|stop_reason)"\s*:\s*"([a-z_]{1,32})"')
+_FINISHED = re.compile(rb'"(?:finish_reason|stop_reason|done_reason)"\s*:\s*"([a-z_]{1,32})"')
+_NATIVE = re.compile(
+    rb'"((?:total|load|prompt_eval|eval)_duration|(?:prompt_)?eval_count)"\s*:\s*(\d{1,18})\s*[,}]'
+)
 
 
 def read_timings(head: bytes, tail: bytes, marks: Marks) -> Timings | None:
@@ -39,12 +45,14 @@ def read_timings(head: bytes, tail: bytes, marks: Marks) -> Timings | None:
 
     ``head`` and ``tail`` are the first and last bytes of the body (equal for a short one). Never raises.
     """
-    timings, usage, finish = _collect(head, tail)
-    streamed = marks.content_events is not None
-    if timings:
-        return _from_engine(timings, marks, finish, streamed)
-    if usage:
-        return _from_usage(usage, marks, finish, streamed)
+    told = _collect(head, tail)
+    finish, streamed = told.finish, marks.content_events is not None
+    if told.timings:
+        return _from_engine(told.timings, marks, finish, streamed)
+    if told.native:
+        return _from_native(told.native, finish)
+    if told.usage:
+        return _from_usage(told.usage, marks, finish, streamed)
     if not marks.content_events:
         return None
     return Timings(
@@ -69,6 +77,23 @@ def _from_engine(timings: dict[str, Any], marks: Marks, finish: Finish | None, s
         gen_tokens=generated,
         gen_ms=gen_ms,
         queue_ms=_between(marks.sent_ms, marks.head_ms) if streamed else None,
+        finish=finish,
+    )
+
+
+def _from_native(told: dict[str, Any], finish: Finish | None) -> Timings:
+    """Ollama's figures. Durations are ns and left out where they are zero."""
+    generated = _count(told.get("eval_count"))
+    took = _positive(told.get("eval_duration"))
+    prompt, load = _positive(told.get("prompt_eval_duration")), _positive(told.get("load_duration"))
+    gaps = took * (generated - 1) / generated if took is not None and generated else None
+    return Timings(
+        source=TimingSource.ENGINE,
+        prompt_tokens=_count(told.get("prompt_eval_count")),
+        prompt_ms=prompt / _NS_PER_MS if prompt is not None else None,
+        gen_tokens=generated,
+        gen_ms=gaps / _NS_PER_MS if gaps else None,
+        load_ms=load / _NS_PER_MS if load is not None else None,
         finish=finish,
     )
 
@@ -100,23 +125,32 @@ def _prompt_of(usage: dict[str, Any]) -> tuple[int | None, int | None]:
     return max(0, total - cached), cached
 
 
-def _collect(head: bytes, tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]:
-    """The last ``timings``, the merged ``usage`` and the last finish reason of a body."""
+class _Told(NamedTuple):
+    """The last ``timings``, the merged ``usage``, Ollama's figures and the last finish reason of a body."""
+
+    timings: dict[str, Any]
+    usage: dict[str, Any]
+    native: dict[str, Any]
+    finish: Finish | None
+
+
+def _collect(head: bytes, tail: bytes) -> _Told:
     timings: dict[str, Any] = {}
     usage: dict[str, Any] = {}
+    native: dict[str, Any] = {}
     finish: Finish | None = None
     parsed = False
     for told in _objects(head, tail):
         parsed = True
         if isinstance(told.get("timings"), dict):
             timings = told["timings"]
+        if told.get("done") is True or "total_duration" in told:
+            native = told
         for place in (told, told.get("message"), told.get("response")):
             if isinstance(place, dict) and isinstance(place.get("usage"), dict):
                 usage.update({key: value for key, value in place["usage"].items() if value is not None})
         finish = _finish_of(told) or finish
-    if not parsed:
-        timings, usage, finish = _search(head, tail)
-    return timings, usage, finish
+    return _Told(timings, usage, native, finish) if parsed else _search(head, tail)
 
 
 def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
@@ -134,7 +168,7 @@ def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
                     yield told
 
 
-def _search(head: bytes, tail: bytes) -> tuple[dict[str, Any], dict[str, Any], Finish | None]:
+def _search(head: bytes, tail: bytes) -> _Told:
     """Figures near the ends of a body whose middle is cut out. Quotes inside strings are escaped, so a key
     found this way is a key."""
     found: dict[bytes, dict[str, Any]] = {}
@@ -147,7 +181,8 @@ def _search(head: bytes, tail: bytes) -> tuple[dict[str, Any], dict[str, Any], F
                 continue
     reasons = _FINISHED.findall(tail) or _FINISHED.findall(head)
     finish = _FINISHES.get(reasons[-1].decode("ascii")) if reasons else None
-    return found.get(b"timings", {}), found.get(b"usage", {}), finish
+    native: dict[str, Any] = {key.decode("ascii"): int(value) for key, value in _NATIVE.findall(tail)}
+    return _Told(found.get(b"timings", {}), found.get(b"usage", {}), native, finish)
 
 
 def _end_of_object(text: bytes, start: int) -> int | None:
@@ -164,7 +199,7 @@ def _finish_of(told: dict[str, Any]) -> Finish | None:
     if told.get("error"):
         return Finish.ERROR
     choices, delta, response = told.get("choices"), told.get("delta"), told.get("response")
-    reason: Any = told.get("stop_reason")
+    reason: Any = told.get("stop_reason") or told.get("done_reason")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         reason = choices[0].get("finish_reason")
     elif isinstance(delta, dict):

@@ -74,6 +74,14 @@ class EngineWatch:
         """Own requests now in the hands of an engine; call it whenever the number changes."""
         self._monitors[endpoint].report_work(in_flight)
 
+    def report_sent(self, endpoint: str, model: str, sent_ms: int) -> None:
+        """A request for ``model`` was sent to an engine at ``sent_ms``, boot time."""
+        self._monitors[endpoint].report_sent(model, sent_ms)
+
+    def report_heard(self, endpoint: str, model: str, sent_ms: int) -> None:
+        """That request has got its first byte, or has ended without one."""
+        self._monitors[endpoint].report_heard(model, sent_ms)
+
     def report_connect_failed(self, endpoint: str) -> None:
         """A request could not connect."""
         self._monitors[endpoint].report_connect_failed()

@@ -137,7 +137,7 @@ def _outcome_of(
     streamed = marks is not None and marks.content_events is not None
     first_ms = marks.first_content_ms or marks.first_byte_ms if marks is not None else None
     until_first_ms = first_ms - marks.sent_ms if marks is not None and first_ms is not None else None
-    load_ms = timings.load_ms if timings is not None else None
+    load_ms = timings.load_ms if timings is not None and not routed.resident else None
     if load_ms is None and not routed.resident and until_first_ms is not None and timings is not None:
         warm_ms = (routed.ttft_ms if streamed else routed.ect_ms) - routed.load_ms
         load_ms = max(0.0, until_first_ms - max(0.0, warm_ms))

@@ -79,13 +79,15 @@ async def test_a_llama_server_that_loads_is_starting() -> None:
     assert await told(ReplayServer({"/health": loading})) == Starting(engine=EngineKind.LLAMACPP)
 
 
-async def test_ollama_is_recognised_and_left_alone() -> None:
+async def test_ollama_is_not_taken_for_a_plain_server_although_it_has_an_openai_list() -> None:
     routes = {
         "/api/version": Sample(200, {}, b'{"version":"0.13.3"}'),
         "/api/ps": Sample(200, {}, b'{"models":[]}'),
         "/v1/models": Sample(200, {}, b'{"object":"list","data":[]}'),
     }
-    assert await told(ReplayServer(routes)) is Refusal.UNSUPPORTED
+    verdict = await told(ReplayServer(routes))
+    assert isinstance(verdict, Identity)
+    assert (verdict.engine, verdict.version) == (EngineKind.OLLAMA, "0.13.3")
 
 
 @pytest.mark.parametrize("server", ["pairmesh", "pairmesh/0.1.0"])

@@ -68,6 +68,49 @@ def test_usage_alone_gives_no_times_without_a_stream(sample: GetSample) -> None:
     assert told == Timings(source=TimingSource.ENGINE, prompt_tokens=27, gen_tokens=6, finish=Finish.LENGTH)
 
 
+OLLAMA_WORD = b'{"model":"m","created_at":"t","response":"a ","done":false}\n'
+OLLAMA_LAST = (
+    b'{"model":"m","created_at":"t","response":"","done":true,"done_reason":"length","context":[%s],'
+    b'"total_duration":5000000000,"load_duration":3000000000,"prompt_eval_count":26,'
+    b'"prompt_eval_duration":130000000,"eval_count":101,"eval_duration":1010000000}'
+)
+
+
+LONG_CONTEXT = b",".join([b"128000"] * 4_000)
+
+
+@pytest.mark.parametrize(
+    ("before", "context", "finish"),
+    [
+        (OLLAMA_WORD * 900, b"1,2,3", Finish.LENGTH),
+        (b"", b"1,2,3", Finish.LENGTH),
+        (OLLAMA_WORD * 900, LONG_CONTEXT, None),
+        (b"", LONG_CONTEXT, Finish.LENGTH),
+    ],
+)
+def test_ollamas_last_object_tells_nanoseconds(before: bytes, context: bytes, finish: Finish | None) -> None:
+    told = taught(before + OLLAMA_LAST % context, STREAMED)
+    assert told is not None
+    assert (told.source, told.finish) == (TimingSource.ENGINE, finish)
+    assert (told.prompt_tokens, told.prompt_ms, told.load_ms) == (26, 130, 3_000)
+    assert (told.gen_tokens, told.gen_ms) == (101, pytest.approx(1_000)), "the gaps, not the first token"
+
+
+def test_what_ollama_leaves_out_for_being_zero_stays_unknown() -> None:
+    told = taught(b'{"model":"m","response":"","done":true,"done_reason":"load"}', WHOLE)
+    assert told == Timings(source=TimingSource.ENGINE)
+    cached = b'{"message":{"content":"a"},"done":true,"done_reason":"stop","eval_count":1,"eval_duration":9}'
+    assert taught(cached, WHOLE) == Timings(source=TimingSource.ENGINE, gen_tokens=1, finish=Finish.STOP)
+    embedded = b'{"model":"m","embeddings":[[0.5]],"total_duration":14,"load_duration":1000000,"prompt_eval_count":8}'
+    assert taught(embedded, WHOLE) == Timings(source=TimingSource.ENGINE, prompt_tokens=8, load_ms=1)
+
+
+def test_an_error_line_in_an_ollama_stream_is_the_finish() -> None:
+    told = taught(OLLAMA_WORD + b'{"error":"the runner has stopped"}\n', replace(STREAMED, content_events=1))
+    assert told is not None
+    assert (told.finish, told.source) == (Finish.ERROR, TimingSource.COUNTED)
+
+
 def test_with_nothing_told_the_content_events_are_counted(sample: GetSample) -> None:
     told = taught(
         sample("llama-cpp-python-0.3.36-chat-stream-plain").body, replace(STREAMED, content_events=2)
@@ -129,7 +172,7 @@ Foreign = st.recursive(
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["timings", "usage", "choices", "delta", "message", "response", "error", "stop_reason"]
+            ["timings", "usage", "choices", "delta", "message", "response", "error", "stop_reason", "done"]
         ),
         Foreign
         | st.dictionaries(
