@@ -123,15 +123,18 @@ class HeadReader:
             return "bad_request"
         if len(self._headers) > limits.REQUEST_HEADERS:
             return "head_too_large"
-        target = self._url
+        target, method = self._url, self._parser.get_method()
         if len(target) > limits.REQUEST_TARGET:
             return "target_too_long"
         if target[:1] != b"/" or b"#" in target:
             return "bad_request"
+        line = b"%s %s HTTP/%s\r\n" % (method, target, version.encode())
+        if not raw.lstrip(b"\r\n").startswith(line):
+            return "bad_request"
         path, _, query = target.partition(b"?")
         if not _clean_path(path):
             return "bad_request"
-        request = Request(self._parser.get_method(), path, query, self._headers)
+        request = Request(method, path, query, self._headers)
         request.http11 = version == "1.1"
         return self._framed(request) or request
 
