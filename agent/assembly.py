@@ -41,6 +41,7 @@ from agent.node.learning import Learning
 from agent.node.listening import bind_all, shown
 from agent.node.listing import ViewListing
 from agent.node.observing import Observing
+from agent.node.own_work import own_work
 from agent.node.picture import NodePicture
 from agent.node.placing import Placing
 from agent.node.speaking import Listeners, Sources, Speaking
@@ -66,7 +67,7 @@ from agent.relay.pool import Pool
 from agent.relay.ports import Observer, Phase, Placer
 from agent.relay.wiring import Hands, Wiring
 from agent.sampling.files import Roots
-from agent.sampling.loop import DEFAULT_UNITS, OwnWork, Sampler, SamplerPorts
+from agent.sampling.loop import OwnWork, Sampler, SamplerPorts
 from agent.sampling.reader import HostReader
 from agent.sampling.report import SamplingReport
 from agent.settings.load import MeshSettings, Settings
@@ -458,6 +459,7 @@ class Assembly:
 
     def _work_changed(self, endpoint: str) -> None:
         self.speaking.work_changed(endpoint)
+        self.sampler.worked()
         if endpoint in self.engines.endpoints():
             self.engines.report_work(endpoint, self.work.in_flight(endpoint))
 
@@ -471,13 +473,9 @@ class Assembly:
         self.driver.sighted(node_id, [Endpoint(ip_address(addr.ip), addr.mesh_port) for addr in addresses])
 
     def _own_work(self) -> OwnWork:
-        up = [status for status in self.engines.endpoints().values() if status.health.takes_requests]
-        return OwnWork(
-            in_flight=any(self.work.in_flight(status.name) for status in up),
-            units=tuple(
-                status.manifest.unit or DEFAULT_UNITS.get(status.manifest.engine.value) for status in up
-            ),
-        )
+        local = [each for each in self.engines.endpoints().values() if not each.manifest.remote_host]
+        up = [status for status in local if status.health.takes_requests]
+        return own_work(up, self.work.in_flight)
 
     def _credential(self, name: str) -> str:
         folder = os.environ.get("CREDENTIALS_DIRECTORY")

@@ -10,21 +10,26 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agent.sampling.driver import DriverSeen
 from router_core.pressure.samples import HostSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """One question: read the host, the cgroups of these units, and the platform profile if wanted."""
+    """One question: read the host, the cgroups of these units, and if wanted the platform profile and what there is
+    of a GPU driver, whose library was loaded from ``library``."""
 
     units: tuple[str, ...] = ()
     want_profile: bool = False
+    want_driver: bool = False
+    library: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
     sample: HostSample
     profile: str | None = None
+    driver: DriverSeen | None = None
 
 
 Answered = Callable[[HostAnswer], None]

@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from agent.effects.clock import Clock
+from agent.sampling.driver import DriverSeen
 from agent.sampling.host import HostAnswer, HostThread, Tick
 from agent.settings.load import SamplingSettings
 from router_core.policy.pressure import PROFILES, SERVER, PressurePolicy, with_overrides
+from router_core.pressure.gpus import GpuTracks
 from router_core.pressure.machine import (
     Action,
     Notify,
@@ -24,9 +26,9 @@ from router_core.pressure.machine import (
     Resumed,
     SignalsSampled,
 )
-from router_core.pressure.samples import HostSample, Sampled, Status, aged, missing
-from router_core.pressure.signals import host_inputs
-from router_core.pressure.split import CpuSplit
+from router_core.pressure.samples import GpuSample, HostSample, Sampled, Status, aged, missing
+from router_core.pressure.signals import OwnUse, host_inputs
+from router_core.pressure.split import Cooldown, CpuSplit, OwnTrace
 from router_core.record.state import Flag
 
 DEFAULT_UNITS: Final = {
@@ -39,11 +41,50 @@ DEFAULT_UNITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWork:
-    """What this node is doing: whether a request, load or unload of ours is in flight at a local engine, and the
-    unit of each local engine that is up (None: not known to run in one)."""
+    """What this node is doing: whether a request, load or unload is in flight at a local engine, the unit of each
+    local engine that is up (None: not known to run in one), whether an engine loads or unloads a model, and which
+    models are in memory, as (engine, model)."""
 
     in_flight: bool = False
     units: tuple[str | None, ...] = ()
+    loading: bool = False
+    residents: frozenset[tuple[str, str]] = frozenset()
+
+
+class GpuSource(Protocol):
+    """Where GPU samples come from. Every call returns at once; nothing here waits for a driver."""
+
+    @property
+    def library(self) -> str | None:
+        """Where the driver's library was loaded from."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a question waits for its answer."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether this host has a GPU driver to ask."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the source failed after it had worked, or was denied."""
+
+    @property
+    def reboot_pending(self) -> bool:
+        """Whether the driver was replaced on disk and runs no new clients."""
+
+    def driver_seen(self, driver: DriverSeen) -> None:
+        """The host thread looked for a driver."""
+
+    def ask(self, answered: Callable[[], None]) -> None:
+        """Begin to read the GPUs unless that is under way; ``answered`` is called at the end."""
+
+    def samples(self, host: HostSample | None) -> tuple[GpuSample, ...]:
+        """The newest readings of every GPU known, by bus id; ``host`` tells of memory they share with it."""
+
+    async def aclose(self) -> None:
+        """Stop asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +96,7 @@ class SamplingTimes:
     idle_tick_ms: int = 5_000
     idle_after_ms: int = 60_000
     profile_ms: int = 60_000
+    driver_ms: int = 30_000
     silent_ms: int = 10_000
     resume_ms: int = 2_000
 
@@ -106,6 +148,7 @@ class Sampler:
         clock: Clock,
         ports: SamplerPorts,
         times: SamplingTimes | None = None,
+        gpus: GpuSource | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -113,12 +156,16 @@ class Sampler:
         self._times = times or SamplingTimes()
         self._choice = ProfileChoice(settings.profile)
         self._machine = PressureMachine(self._table())
-        self._split = CpuSplit()
+        self._trace = OwnTrace()
+        self._split = CpuSplit(self._trace)
+        self._cooldown = Cooldown()
+        self._gpus = gpus
+        self._tracks = GpuTracks()
         self._thread = HostThread(ports.read, answered=self._take, failed=self._failed)
         self._answered = asyncio.Event()
         self._sample: HostSample | None = None
         self._heartbeat_ms = self._busy_ms = clock.boot_ms()
-        self._profile_due_ms = self._heartbeat_ms
+        self._profile_due_ms = self._driver_due_ms = self._heartbeat_ms
         self._period_ms = self._times.tick_ms
         self._clock_gap_ms: float | None = None
         self.latest: Sampled | None = None
@@ -133,6 +180,10 @@ class Sampler:
         """The time between ticks at present."""
         return self._period_ms
 
+    def worked(self) -> None:
+        """A request of ours enters or leaves a local engine, be it between two ticks."""
+        self._trace.note(self._clock.boot_ms())
+
     async def run(self) -> None:
         """Tick until cancelled."""
         self._thread.start()
@@ -145,21 +196,38 @@ class Sampler:
                 await asyncio.sleep((grid - now) / 1_000)
         finally:
             self._thread.stop()
+            if self._gpus is not None:
+                await self._gpus.aclose()
 
     async def _tick(self) -> None:
         now = self._clock.boot_ms()
         work = self._ports.work()
-        self._split.note_work(work.in_flight, now)
+        own = self._own_use(work, now)
         self._adapt(work, now)
         actions = self._resumed(now)
         self._answered.clear()
         units = tuple(unit for unit in dict.fromkeys(work.units) if unit is not None)
-        self._thread.ask(Tick(units=units, want_profile=now >= self._profile_due_ms))
+        self._thread.ask(
+            Tick(
+                units=units,
+                want_profile=now >= self._profile_due_ms,
+                want_driver=self._gpus is not None and now >= self._driver_due_ms,
+                library=None if self._gpus is None else self._gpus.library,
+            )
+        )
+        if self._gpus is not None:
+            self._gpus.ask(self._arrived)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._times.answer_ms / 1_000):
                 await self._answered.wait()
         actions += self._changed_profile(self._clock.boot_ms())
-        self._publish(actions + self._step(len(set(work.units)), self._clock.boot_ms()))
+        self._publish(actions + self._step(len(set(work.units)), own, self._clock.boot_ms()))
+
+    def _own_use(self, work: OwnWork, now: int) -> OwnUse:
+        cooling = self._cooldown.fold(work.loading, work.residents, now)
+        if work.in_flight or work.loading:
+            self._trace.note(now)
+        return OwnUse(working=cooling or self._trace.within(now, self._period_ms), cooling=cooling)
 
     def _adapt(self, work: OwnWork, now: int) -> None:
         """Tick more slowly while no engine is up and nothing was asked of one for a while."""
@@ -183,11 +251,19 @@ class Sampler:
         if answer.profile is not None:
             self._profile_due_ms = self._heartbeat_ms + self._times.profile_ms
             self._choice.detect(answer.profile)
-        self._answered.set()
+        if answer.driver is not None and self._gpus is not None:
+            self._driver_due_ms = self._heartbeat_ms + self._times.driver_ms
+            self._gpus.driver_seen(answer.driver)
+        self._arrived()
 
     def _failed(self, error: Exception) -> None:
-        self._answered.set()
+        self._arrived()
         self._ports.on_failed(error)
+
+    def _arrived(self) -> None:
+        """A part of a tick's answer came: the tick goes on once nothing is outstanding."""
+        if not self._thread.outstanding and (self._gpus is None or not self._gpus.outstanding):
+            self._answered.set()
 
     def _changed_profile(self, now: int) -> list[Action]:
         if self._choice.current == self._machine.profile:
@@ -198,23 +274,37 @@ class Sampler:
         tuning = self._settings.pressure
         return with_overrides(PROFILES[self._choice.current], tuning.overrides, tuning.off)
 
-    def _step(self, engines_up: int, now: int) -> list[Action]:
+    def _step(self, engines_up: int, own: OwnUse, now: int) -> list[Action]:
+        samples = () if self._gpus is None else self._gpus.samples(self._sample)
+        gpus = self._tracks.fold(samples, self._trace, own, now, self._period_ms)
         if self._sample is None:
             return []
         self._split.fold(self._sample, engines_up=engines_up)
-        inputs = host_inputs(self._sample, now, self._period_ms)
-        return self._machine.handle(SignalsSampled(inputs=inputs), now)
+        inputs = host_inputs(
+            self._sample,
+            now,
+            self._period_ms,
+            external=self._split.external_pct,
+            external_mean=self._split.external_mean_pct,
+            own=own,
+        )
+        return self._machine.handle(SignalsSampled(inputs=inputs, gpus=gpus), now)
 
     def _publish(self, actions: list[Action]) -> None:
-        now, sample = self._clock.boot_ms(), self._sample
+        now, sample, source = self._clock.boot_ms(), self._sample, self._gpus
+        gpus = self._tracks.standings(self._machine.gpus, now, self._period_ms)
         memory = aged(sample.mem_avail_bytes if sample else missing(0), now, self._period_ms, published=True)
         external = aged(self._split.external_pct, now, self._period_ms, published=True)
+        expected = source is not None and source.expected
+        reboot_pending = source is not None and source.reboot_pending
         flags = Flag(0)
-        if now - self._heartbeat_ms >= self._times.silent_ms:
+        if now - self._heartbeat_ms >= self._times.silent_ms or (source is not None and source.degraded):
             flags |= Flag.DEGRADED
-        if {memory.status, external.status} & {Status.STALE, Status.UNKNOWN}:
+        told = [gpu.sample.vram_free_bytes.status for gpu in gpus] + [gpu.external_pct.status for gpu in gpus]
+        if {memory.status, external.status, *told} & {Status.STALE, Status.UNKNOWN}:
             flags |= Flag.SENSOR_STALE
-        if memory.value is None:
+        usable = any(gpu.sample.usable for gpu in gpus)
+        if memory.value is None or reboot_pending or ((expected or gpus) and not usable):
             flags |= Flag.NO_LOAD
         self.latest = Sampled(
             at_ms=now,
@@ -225,6 +315,9 @@ class Sampler:
             cpu_external_pct=external,
             resources=self._machine.resources,
             flags=flags,
+            gpus=gpus,
+            gpu_expected=expected,
+            reboot_pending=reboot_pending,
         )
         for action in actions:
             if isinstance(action, Notify):

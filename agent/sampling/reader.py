@@ -22,9 +22,11 @@ from agent.sampling.cgroups import (
     find_layout,
     memory_limit,
 )
-from agent.sampling.files import KeptFile, Roots, fields_of, read_text, whole
+from agent.sampling.driver import look_for_driver
+from agent.sampling.files import KeptFile, Roots, fields_of, read_text
 from agent.sampling.host import HostAnswer, Tick
 from agent.sampling.platform import detect_profile
+from agent.sampling.stalls import NEVER, StallFile, counted
 from router_core.pressure.samples import (
     CpuTimes,
     EngineCgroup,
@@ -35,40 +37,8 @@ from router_core.pressure.samples import (
     unsupported,
 )
 
-RETRY_MS: Final = 3_600_000
-"""How often an unsupported source is tried again."""
 LAYOUT_MS: Final = 30_000
 NOT_BUSY: Final = frozenset({"idle", "iowait", "steal", "guest", "guest_nice"})
-NEVER: Final = (errno.ENOENT, errno.EOPNOTSUPP, errno.ENOTDIR)
-
-
-class StallCounter:
-    """One line (``some`` or ``full``) of a pressure file, as a counter of microseconds.
-
-    With a cgroup beside the host the counter grows by the greater of both growths.
-    """
-
-    def __init__(self, line: str) -> None:
-        self._line = line
-        self._last: dict[str, int] = {}
-        self._total = 0
-
-    def read(self, texts: dict[str, str | None]) -> int | None:
-        """The counter after these texts (by source); None if no text has the line."""
-        totals = {
-            source: total for source, text in texts.items() if (total := self._stalled(text)) is not None
-        }
-        if not totals:
-            return None
-        self._total += max(max(0, total - self._last.get(source, total)) for source, total in totals.items())
-        self._last = totals
-        return self._total
-
-    def _stalled(self, text: str | None) -> int | None:
-        for line in (text or "").splitlines():
-            if line.startswith(f"{self._line} "):
-                return whole(line.rpartition("total=")[2])
-        return None
 
 
 class HostReader:
@@ -82,16 +52,18 @@ class HostReader:
         cpu_times: Callable[[], Any] = psutil.cpu_times,
         virtual_memory: Callable[[], Any] = psutil.virtual_memory,
         own_cpu_ns: Callable[[], int] = time.process_time_ns,
+        library_path: str = "",
     ) -> None:
         self._roots = roots
+        self._library_path = library_path
         self._boot_ms = boot_ms
         self._cpu_times = cpu_times
         self._virtual_memory = virtual_memory
         self._own_cpu_ns = own_cpu_ns
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._stalls = KeptFile(roots.proc / "pressure" / "memory")
-        self._stalls_retry_ms: int | None = None
-        self._some, self._full = StallCounter("some"), StallCounter("full")
+        self._memory_stalls = StallFile(roots.proc / "pressure" / "memory", "some", "full")
+        self._cpu_stalls = StallFile(roots.proc / "pressure" / "cpu", "some")
+        self._io_stalls = StallFile(roots.proc / "pressure" / "io", "some")
         self._vmstat = KeptFile(roots.proc / "vmstat")
         self._layout: tuple[Layout, int] | None = None
 
@@ -101,7 +73,7 @@ class HostReader:
         layout = self._current_layout(now)
         engines, limit, quota = self._cgroups(layout, tick.units)
         available, total = self._memory(now)
-        some, full = self._memory_stalls(now, limit)
+        some, full = self._memory_stalls.read(now, _stalls_beside(limit))
         swapped, kills = self._paging(now)
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         sample = HostSample(
@@ -115,6 +87,8 @@ class HostReader:
             memory_full_us=full,
             swapped_bytes=swapped,
             oom_kills=kills,
+            cpu_some_us=self._cpu_stalls.read(now, {})[0],
+            io_some_us=self._io_stalls.read(now, {})[0],
             cpus=os.cpu_count() or 1,
             cpu_capacity=usable if quota is None else min(float(usable), quota),
             cpu_quota=quota,
@@ -122,7 +96,13 @@ class HostReader:
             swap_on_zram=self._swap_on_zram(),
             engines=engines,
         )
-        return HostAnswer(sample=sample, profile=detect_profile(self._roots) if tick.want_profile else None)
+        return HostAnswer(
+            sample=sample,
+            profile=detect_profile(self._roots) if tick.want_profile else None,
+            driver=look_for_driver(self._roots, self._library_path, tick.library)
+            if tick.want_driver
+            else None,
+        )
 
     def _current_layout(self, now: int) -> Layout:
         if self._layout is None or now - self._layout[1] >= LAYOUT_MS:
@@ -177,21 +157,6 @@ class HostReader:
             return missing(now, _number(error)), missing(now, _number(error))
         return measured(memory.available, now), measured(memory.total, now)
 
-    def _memory_stalls(self, now: int, limit: MemoryLimit | None) -> tuple[Reading[int], Reading[int]]:
-        if self._stalls_retry_ms is not None and now < self._stalls_retry_ms:
-            return unsupported(now, self._stalls.error), unsupported(now, self._stalls.error)
-        text, code = self._stalls.read(), self._stalls.error
-        if text is None and code in NEVER:
-            self._stalls_retry_ms = now + RETRY_MS
-            return unsupported(now, code), unsupported(now, code)
-        if text is None:
-            return missing(now, code), missing(now, code)
-        self._stalls_retry_ms = None
-        texts: dict[str, str | None] = {"host": text}
-        if limit is not None and limit.stalls is not None:
-            texts[str(limit.stalls)] = read_text(limit.stalls / "memory.pressure")
-        return _counted(self._some.read(texts), now), _counted(self._full.read(texts), now)
-
     def _paging(self, now: int) -> tuple[Reading[int], Reading[int]]:
         text, code = self._vmstat.read(), self._vmstat.error
         if text is None:
@@ -200,7 +165,7 @@ class HostReader:
         counts = fields_of(text)
         pages = [counts[name] for name in ("pswpin", "pswpout") if name in counts]
         swapped = sum(pages) * self._page_bytes if pages else None
-        return _counted(swapped, now), _counted(counts.get("oom_kill"), now)
+        return counted(swapped, now), counted(counts.get("oom_kill"), now)
 
     def _swap_on_zram(self) -> bool:
         devices = (read_text(self._roots.proc / "swaps") or "").splitlines()[1:]
@@ -218,8 +183,11 @@ def _least(reading: Reading[int], limit: int | None, now: int) -> Reading[int]:
     return reading if reading.value is None or limit is None else measured(min(reading.value, limit), now)
 
 
-def _counted(total: int | None, now: int) -> Reading[int]:
-    return unsupported(now) if total is None else measured(total, now)
+def _stalls_beside(limit: MemoryLimit | None) -> dict[str, str | None]:
+    """The memory stalls of the cgroup whose limit binds."""
+    if limit is None or limit.stalls is None:
+        return {}
+    return {str(limit.stalls): read_text(limit.stalls / "memory.pressure")}
 
 
 def _number(error: Exception) -> int:

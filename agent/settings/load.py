@@ -46,9 +46,10 @@ class MeshSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """``profile`` is ``auto``, ``desktop`` or ``server``."""
+    """``profile`` is ``auto``, ``desktop`` or ``server``, ``nvml`` is ``auto`` or ``off``."""
 
     profile: str
+    nvml: str
     pressure: PressureTuning
 
 

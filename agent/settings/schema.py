@@ -120,9 +120,8 @@ KEYS: tuple[Key, ...] = (
         path="sampling.nvml",
         takes='"auto" or "off"',
         parse=partial(values.choice, names=("auto", "off")),
-        default="off",
-        meaning="read NVIDIA GPUs",
-        later=True,
+        default="auto",
+        meaning="read NVIDIA GPUs; auto: where there is a driver",
     ),
     Key(
         path="sampling.pressure",

@@ -110,7 +110,7 @@ def _bound(numbers: dict[str, object], name: str, at: str, refuse: Refuse) -> Bo
     if (
         isinstance(written, str)
         and (percent := _PERCENT.fullmatch(written))
-        and at.startswith("memory.avail.")
+        and at.startswith(("memory.avail.", "vram.free."))
     ):
         return Bound(share=float(percent[1]) / 100)
     threshold = number(written)
@@ -119,7 +119,7 @@ def _bound(numbers: dict[str, object], name: str, at: str, refuse: Refuse) -> Bo
             "not a threshold",
             at=f"{at}.{name}",
             value=written,
-            allowed='a number >= 0; memory.avail also "N%"',
+            allowed='a number >= 0; memory.avail and vram.free also "N%"',
         )
         return None
     return Bound(floor=threshold)

@@ -21,10 +21,13 @@ UNKNOWN_HELD_MS: Final = 30_000
 LEVEL_NAMES: Final = ("none", "elevated", "high", "critical")
 """Levels by their code on the wire."""
 
+GPU_RESOURCES: Final = frozenset({"gpu_time", "vram"})
+"""Resources of which every GPU has its own level."""
+
 LATER_SIGNALS: Final = frozenset(
     {
-        "gpu_time.ext", "activity.game", "activity.encoder", "activity.hint", "vram.free", "thermal.hw",
-        "thermal.sw", "cpu.some", "cpu.ext", "steal.pct", "io.some", "power.battery",
+        "activity.game", "activity.encoder", "activity.hint", "thermal.hw", "thermal.sw", "steal.pct",
+        "power.battery",
     }
 )  # fmt: skip
 """Signals this version does not measure: they may be switched off, but have no row to tune."""
@@ -98,6 +101,11 @@ class Row:
     danger: Danger
     rules: tuple[Rule, ...]
     score: tuple[Bound, Bound] | None
+
+    @property
+    def per_gpu(self) -> bool:
+        """Whether each GPU is judged by itself."""
+        return self.resource in GPU_RESOURCES
 
 
 def row_faults(row: Row) -> list[str]:
@@ -238,17 +246,49 @@ def _plain(value: float) -> Bound:
 
 E, H, C = 1, 2, 3
 _PSI: Final = Filtering(kind=FilterKind.COUNTER_RATE, window_ms=10_000, scale=1e-4)
+_EWMA: Final = Filtering(kind=FilterKind.EWMA)
+_LEAST: Final = Filtering(kind=FilterKind.WINDOW_MIN, window_ms=5_000)
 _SWAP: Final = Filtering(kind=FilterKind.COUNTER_RATE, window_ms=1_000, scale=1 / MIB)
+
+
+def _percent(
+    signal: str,
+    resource: str,
+    filtering: Filtering,
+    lo: float,
+    hi: float,
+    *numbers: tuple[int, float, float, float, float],
+) -> Row:
+    rules = _rules(*((level, _plain(a), i, _plain(b), o) for level, a, i, b, o in numbers))
+    return Row(
+        signal=signal, resource=resource, unit="%", filtering=filtering, danger=Danger.ABOVE, rules=rules,
+        score=(_plain(lo), _plain(hi)),
+    )  # fmt: skip
 
 
 def _psi(
     signal: str, resource: str, lo: float, hi: float, *numbers: tuple[int, float, float, float, float]
 ) -> Row:
-    rules = _rules(*((level, _plain(a), i, _plain(b), o) for level, a, i, b, o in numbers))
+    return _percent(signal, resource, _PSI, lo, hi, *numbers)
+
+
+def _mean(
+    signal: str, resource: str, lo: float, hi: float, *numbers: tuple[int, float, float, float, float]
+) -> Row:
+    return _percent(signal, resource, _EWMA, lo, hi, *numbers)
+
+
+def _vram_free(floor: float, share: float) -> Row:
+    enter = Bound(floor=floor, share=share)
     return Row(
-        signal=signal, resource=resource, unit="%", filtering=_PSI, danger=Danger.ABOVE, rules=rules,
-        score=(_plain(lo), _plain(hi)),
-    )  # fmt: skip
+        signal="vram.free",
+        resource="vram",
+        unit="B",
+        filtering=_LEAST,
+        danger=Danger.BELOW,
+        rules=_rules((H, enter, 0, Bound(floor=1.5 * floor, share=1.5 * share), 10)),
+        score=(Bound(floor=3 * floor, share=3 * share), enter),
+    )
 
 
 def _memory_avail(floor: float, high: float, critical: float) -> Row:
@@ -256,7 +296,7 @@ def _memory_avail(floor: float, high: float, critical: float) -> Row:
         signal="memory.avail",
         resource="memory",
         unit="B",
-        filtering=Filtering(kind=FilterKind.WINDOW_MIN, window_ms=5_000),
+        filtering=_LEAST,
         danger=Danger.BELOW,
         rules=_rules(
             (H, Bound(floor=floor, share=high), 0, Bound(floor=floor, share=high, extra=0.02), 30),
@@ -294,6 +334,11 @@ DESKTOP: Final = PressurePolicy(
         _psi("memory.full", "memory", 0, 5, (C, 5, 0, 1, 30)),
         _MEMORY_OOM,
         _SWAP_RATE,
+        _psi("cpu.some", "cpu", 5, 60, (E, 20, 0, 10, 20), (H, 40, 0, 25, 20)),
+        _mean("cpu.ext", "cpu", 50, 100, (H, 85, 5, 65, 20)),
+        _psi("io.some", "io", 5, 60, (E, 20, 0, 10, 20), (H, 40, 0, 10, 20)),
+        _mean("gpu_time.ext", "gpu_time", 10, 60, (E, 25, 3, 12, 10), (H, 50, 3, 25, 20)),
+        _vram_free(1 * GIB, 0.08),
     ),
 )
 
@@ -305,6 +350,11 @@ SERVER: Final = PressurePolicy(
         _psi("memory.full", "memory", 0, 10, (C, 10, 0, 2, 60)),
         _MEMORY_OOM,
         _SWAP_RATE,
+        _psi("cpu.some", "cpu", 20, 80, (E, 40, 0, 25, 30), (H, 60, 0, 45, 30)),
+        _mean("cpu.ext", "cpu", 70, 100, (H, 95, 5, 80, 30)),
+        _psi("io.some", "io", 10, 80, (E, 30, 0, 15, 30), (H, 60, 0, 15, 30)),
+        _mean("gpu_time.ext", "gpu_time", 25, 90, (E, 40, 5, 25, 15), (H, 70, 5, 50, 30)),
+        _vram_free(512 * MIB, 0.03),
     ),
 )
 

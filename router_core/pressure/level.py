@@ -32,7 +32,7 @@ class Input(Struct, frozen=True, gc=False, kw_only=True):
 
 class Transition(Struct, frozen=True, gc=False, kw_only=True):
     """One signal changed its level. ``threshold`` is the bound that was passed; where ``reason`` is not empty
-    (``first``, ``unknown``, ``unsupported``) no threshold decided."""
+    (``first``, ``unknown``, ``unsupported``) no threshold decided. ``gpu`` is the key of the GPU, None for the host."""
 
     signal: str
     resource: str
@@ -43,13 +43,15 @@ class Transition(Struct, frozen=True, gc=False, kw_only=True):
     unit: str
     held_ms: int
     reason: str = ""
+    gpu: str | None = None
 
 
 class SignalLevel:
-    """The machine of one row. ``level``, ``score`` and ``value`` are None while the signal is unknown."""
+    """The machine of one row, of the host or of one GPU. ``level``, ``score`` and ``value`` are None while the signal is unknown."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, gpu: str | None = None) -> None:
         self.row = row
+        self.gpu = gpu
         self.level: Level | None = None
         self.score: float | None = None
         self.value: float | None = None
@@ -218,6 +220,7 @@ class SignalLevel:
             unit=self.row.unit,
             held_ms=held_ms,
             reason=reason,
+            gpu=self.gpu,
         )
 
     def _rule(self, level: Level) -> Rule | None:

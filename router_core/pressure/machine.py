@@ -1,23 +1,44 @@
 """The pressure machine: signals in, levels and scores of resources out, and a word when a level changed.
 
-It owns one ``SignalLevel`` per row of its policy and knows no signal by name. It reads no source, keeps no
-history beyond its filters and decides nothing about requests.
+It owns one ``SignalLevel`` per row of its policy, for rows about GPUs one per GPU, and knows no signal by name. A
+resource of GPUs is as pressed as the least pressed GPU that can take work. It reads no source, keeps no history
+beyond its filters and decides nothing about requests.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from router_core.policy.pressure import PressurePolicy
+from router_core.policy.pressure import PressurePolicy, Row
 from router_core.pressure.level import Input, SignalLevel, Transition
 from router_core.pressure.samples import ResourceState, unsupported
 from router_core.record.state import Level, ResourceCode
 
 
-class SignalsSampled(Struct, frozen=True, kw_only=True):
-    """A tick ended with these inputs by signal; a signal without one is not supported here."""
+class GpuSignals(Struct, frozen=True, kw_only=True):
+    """The inputs of one GPU by signal; whether it can take work; whether its memory is the host's."""
 
     inputs: Mapping[str, Input]
+    usable: bool = True
+    unified: bool = False
+
+
+class SignalsSampled(Struct, frozen=True, kw_only=True):
+    """A tick ended with these inputs by signal, and with these GPUs by key; a signal without an input is not
+    supported here, a GPU not listed is gone."""
+
+    inputs: Mapping[str, Input]
+    gpus: Mapping[str, GpuSignals] = field(default_factory=dict)
+
+
+class GpuPressure(Struct, frozen=True, gc=False, kw_only=True):
+    """One GPU's resources, its level and its greatest score; None while none is known."""
+
+    resources: tuple[ResourceState, ...]
+    level: Level | None
+    score: float | None
 
 
 class PolicyChanged(Struct, frozen=True, kw_only=True):
@@ -45,18 +66,25 @@ Event = SignalsSampled | PolicyChanged | Resumed
 Action = Notify | PublishUrgent
 
 
+_NO_GPUS: Final[Mapping[str, GpuSignals]] = {}
+
+
 class PressureMachine:
-    """``resources`` are the states after the last step, by code; a resource without rows is not among them."""
+    """``resources`` are the states after the last step, by code; a resource without rows, or of GPUs where there is
+    none, is not among them. ``gpus`` are the states of the GPUs by key."""
 
     def __init__(self, policy: PressurePolicy) -> None:
         self._policy = policy
-        self._signals = {row.signal: SignalLevel(row) for row in policy.rows}
+        self._signals = {row.signal: SignalLevel(row) for row in policy.rows if not row.per_gpu}
+        self._gpu_signals: dict[str, dict[str, SignalLevel]] = {}
+        self._listed: Mapping[str, GpuSignals] = _NO_GPUS
         self.resources: tuple[ResourceState, ...] = _resources(self._signals.values())
+        self.gpus: dict[str, GpuPressure] = {}
 
     @property
     def deadline(self) -> int | None:
         """When a level changes next if the inputs stay as they are; a ``SignalsSampled`` then takes effect."""
-        due = [signal.deadline for signal in self._signals.values()]
+        due = [signal.deadline for signal in self._every()]
         return min((at for at in due if at is not None), default=None)
 
     @property
@@ -66,40 +94,111 @@ class PressureMachine:
     def handle(self, event: Event, now: int) -> list[Action]:
         match event:
             case SignalsSampled():
-                return self._step(event.inputs, now)
+                return self._step(event, now)
             case PolicyChanged():
                 return self._change(event.policy)
             case Resumed():
-                for signal in self._signals.values():
+                for signal in self._every():
                     signal.resume()
                 return []
 
-    def _step(self, inputs: Mapping[str, Input], now: int) -> list[Action]:
+    def _every(self) -> Iterable[SignalLevel]:
+        yield from self._signals.values()
+        for signals in self._gpu_signals.values():
+            yield from signals.values()
+
+    def _step(self, event: SignalsSampled, now: int) -> list[Action]:
+        kept = self._gpu_signals
+        self._listed = event.gpus
+        self._gpu_signals = {key: kept.get(key) or self._rows_of(key) for key in event.gpus}
+        actions = self._feed(self._signals, event.inputs, now)
+        for key, gpu in event.gpus.items():
+            actions += self._feed(self._gpu_signals[key], gpu.inputs, now)
+        return actions + self._publish()
+
+    def _rows_of(self, gpu: str) -> dict[str, SignalLevel]:
+        return {row.signal: SignalLevel(row, gpu) for row in self._policy.rows if row.per_gpu}
+
+    def _feed(
+        self, signals: Mapping[str, SignalLevel], inputs: Mapping[str, Input], now: int
+    ) -> list[Action]:
         actions: list[Action] = []
-        for name, signal in self._signals.items():
+        for name, signal in signals.items():
             entry = inputs.get(name) or Input(reading=unsupported(now))
             transition = signal.step(entry, now)
             if transition is not None:
                 actions.append(Notify(transition=transition, profile=self.profile))
-        return actions + self._publish()
+        return actions
 
     def _change(self, policy: PressurePolicy) -> list[Action]:
-        kept = self._signals
         self._policy = policy
-        self._signals = {}
-        for row in policy.rows:
-            signal = kept.get(row.signal)
-            if signal is None:
-                signal = SignalLevel(row)
-            else:
-                signal.adopt(row)
-            self._signals[row.signal] = signal
+        self._signals = _adopted(self._signals, [row for row in policy.rows if not row.per_gpu], None)
+        rows = [row for row in policy.rows if row.per_gpu]
+        self._gpu_signals = {key: _adopted(kept, rows, key) for key, kept in self._gpu_signals.items()}
         return self._publish()
 
     def _publish(self) -> list[Action]:
-        before, self.resources = self.resources, _resources(self._signals.values())
-        same = [(r.code, r.level) for r in before] == [(r.code, r.level) for r in self.resources]
-        return [] if same else [PublishUrgent()]
+        before = self.resources, self.gpus
+        host = _resources(self._signals.values())
+        memory = next((state for state in host if state.code is ResourceCode.MEMORY), None)
+        self.gpus = {
+            key: _gpu_pressure(signals.values(), memory if self._listed[key].unified else None)
+            for key, signals in self._gpu_signals.items()
+        }
+        node = _of_all_gpus([(self._listed[key].usable, gpu) for key, gpu in self.gpus.items()])
+        self.resources = tuple(sorted((*host, *node), key=lambda state: state.code))
+        return [] if _levels(*before) == _levels(self.resources, self.gpus) else [PublishUrgent()]
+
+
+def _adopted(kept: Mapping[str, SignalLevel], rows: Iterable[Row], gpu: str | None) -> dict[str, SignalLevel]:
+    """The signals of ``rows``: those that were there go on under their new numbers."""
+    adopted: dict[str, SignalLevel] = {}
+    for row in rows:
+        signal = kept.get(row.signal)
+        if signal is None:
+            signal = SignalLevel(row, gpu)
+        else:
+            signal.adopt(row)
+        adopted[row.signal] = signal
+    return adopted
+
+
+def _levels(resources: tuple[ResourceState, ...], gpus: Mapping[str, GpuPressure]) -> object:
+    return [(r.code, r.level) for r in resources], {key: gpu.level for key, gpu in gpus.items()}
+
+
+def _gpu_pressure(signals: Iterable[SignalLevel], memory: ResourceState | None) -> GpuPressure:
+    """The levels of one GPU; where its memory is the host's, the level of that is its own."""
+    resources = _resources(signals)
+    if memory is not None:
+        others = [state for state in resources if state.code is not ResourceCode.VRAM]
+        resources = (*others, replace(memory, code=ResourceCode.VRAM))
+    return GpuPressure(
+        resources=resources,
+        level=max((state.level for state in resources if state.level is not None), default=None),
+        score=max((state.score for state in resources if state.score is not None), default=None),
+    )
+
+
+def _of_all_gpus(gpus: Iterable[tuple[bool, GpuPressure]]) -> list[ResourceState]:
+    """Each resource as the least pressed usable GPU has it; where none is usable, as the others still hold it."""
+    grouped: dict[ResourceCode, list[tuple[bool, ResourceState]]] = {}
+    for usable, gpu in gpus:
+        for state in gpu.resources:
+            grouped.setdefault(state.code, []).append((usable, state))
+    return [_least_pressed(states) for states in grouped.values()]
+
+
+def _least_pressed(states: list[tuple[bool, ResourceState]]) -> ResourceState:
+    candidates = [state for usable, state in states if usable] or [state for _, state in states]
+    known = [
+        (state.level, state.score or 0.0, -state.taken_ms, state)
+        for state in candidates
+        if state.level is not None
+    ]
+    if known:
+        return min(known, key=lambda entry: entry[:3])[3]
+    return max(candidates, key=lambda state: state.taken_ms)
 
 
 def _resources(signals: Iterable[SignalLevel]) -> tuple[ResourceState, ...]:

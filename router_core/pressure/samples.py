@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router_core.record.state import Flag, Level, ResourceCode
+from router_core.record.state import Flag, GpuState, Level, ResourceCode
 
 T = TypeVar("T")
 
@@ -97,12 +97,59 @@ class HostSample(Struct, frozen=True, gc=False, kw_only=True):
     memory_full_us: Reading[int]
     swapped_bytes: Reading[int]
     oom_kills: Reading[int]
+    cpu_some_us: Reading[int]
+    io_some_us: Reading[int]
     cpus: int
     cpu_capacity: float
     cpu_quota: float | None = None
     mem_limit_bytes: int | None = None
     swap_on_zram: bool = False
     engines: tuple[EngineCgroup, ...] = ()
+
+
+class GpuIdentity(Struct, frozen=True, gc=False, kw_only=True):
+    """What does not change about one GPU. ``key`` is the hex of the first 8 bytes of its UUID's SHA-256; the UUID
+    itself never leaves the process that reads it. ``unified``: its memory is the host's."""
+
+    key: str
+    name: str
+    bus_id: str = ""
+    vram_total_bytes: int | None = None
+    unified: bool = False
+    cc10: int | None = None
+    display: bool | None = None
+    persistence: bool | None = None
+    mem_bw_gbs: int | None = None
+
+
+class GpuSample(Struct, frozen=True, gc=False, kw_only=True):
+    """The newest readings of one GPU; ``state`` says whether it answers."""
+
+    identity: GpuIdentity
+    state: GpuState
+    util_pct: Reading[int]
+    vram_free_bytes: Reading[int]
+
+    @property
+    def usable(self) -> bool:
+        """Whether work can go to it."""
+        return self.state in USABLE
+
+
+USABLE: Final = frozenset({GpuState.OK, GpuState.ASLEEP, GpuState.UNSUPPORTED})
+
+
+class GpuStanding(Struct, frozen=True, gc=False, kw_only=True):
+    """One GPU as published: its sample aged to the moment, what others use of it, and its level.
+
+    ``source`` is the evidence behind ``external_pct``: 4 an idle window, 5 a value held while own work ran, 0 none.
+    """
+
+    sample: GpuSample
+    external_pct: Reading[float]
+    source: int
+    level: Level | None
+    score: float | None
 
 
 class ResourceState(Struct, frozen=True, gc=False, kw_only=True):
@@ -119,6 +166,7 @@ class Sampled(Struct, frozen=True, gc=False, kw_only=True):
     """What one tick came to: the newest readings as they stand at ``at_ms``, and the levels they add up to.
 
     ``host`` is None until the host was read once. ``flags`` are the sampler's part of a V record's flags.
+    ``gpus`` are in the order of their bus ids; ``gpu_expected`` is True where a GPU driver is installed.
     """
 
     at_ms: int
@@ -129,3 +177,6 @@ class Sampled(Struct, frozen=True, gc=False, kw_only=True):
     cpu_external_pct: Reading[float]
     resources: tuple[ResourceState, ...]
     flags: Flag
+    gpus: tuple[GpuStanding, ...] = ()
+    gpu_expected: bool = False
+    reboot_pending: bool = False

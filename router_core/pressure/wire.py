@@ -4,14 +4,39 @@ counted to the moment of sealing.
 A value older than 10 s is sent as None with its age running on; a resource never known is not listed.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
-from router_core.pressure.samples import UNKNOWN_PUBLISHED_MS, HostSample, ResourceState, Sampled
-from router_core.record.state import U16_MAX, U32_MAX, HostFacts, HostLoad, Level, Platform, ResourceLevel
+from router_core import limits
+from router_core.pressure.samples import (
+    UNKNOWN_PUBLISHED_MS,
+    USABLE,
+    GpuIdentity,
+    GpuStanding,
+    HostSample,
+    ResourceState,
+    Sampled,
+)
+from router_core.record.state import (
+    U16_MAX,
+    U32_MAX,
+    GpuFacts,
+    GpuLoad,
+    GpuState,
+    HostFacts,
+    HostLoad,
+    Level,
+    Platform,
+    ResourceLevel,
+)
 
 MIB: Final = 1024 * 1024
 PROFILE_CODES: Final = {"desktop": 1, "server": 2}
 OS_CODES: Final = {"linux": 1, "darwin": 2, "win32": 3}
+NVIDIA: Final = 1
+GPU_NAME: Final = 64
+DISPLAY, PERSISTENCE_OFF, REBOOT_PENDING, MORE_GPUS = 1, 4, 8, 64
+"""Flags of one GPU in S."""
 ARCH_CODES: Final = {"x86_64": 1, "amd64": 1, "aarch64": 2, "arm64": 2}
 
 
@@ -68,6 +93,84 @@ def platform_facts(*, system: str, machine: str, profile: str, router: bool) -> 
         profile=PROFILE_CODES.get(profile, 0),
         router=int(router),
     )
+
+
+def gpu_facts(sampled: Sampled) -> tuple[GpuFacts, ...]:
+    """S.gpus, in the order of the sample; what exceeds the layout is told by a flag on the last one."""
+    listed = sampled.gpus[: limits.GPUS]
+    more = len(sampled.gpus) > len(listed)
+    return tuple(
+        _gpu_facts(
+            gpu.sample.identity,
+            (REBOOT_PENDING if sampled.reboot_pending else 0)
+            | (MORE_GPUS if more and position == len(listed) - 1 else 0),
+        )
+        for position, gpu in enumerate(listed)
+    )
+
+
+def _gpu_facts(gpu: GpuIdentity, flags: int) -> GpuFacts:
+    total, bandwidth = gpu.vram_total_bytes, gpu.mem_bw_gbs
+    return GpuFacts(
+        uuid8=bytes.fromhex(gpu.key),
+        name=gpu.name[:GPU_NAME],
+        vram_total_mib=None if total is None else mib(total),
+        memory=int(gpu.unified),
+        vendor=NVIDIA,
+        cc10=gpu.cc10,
+        flags=flags | (DISPLAY if gpu.display else 0) | (PERSISTENCE_OFF if gpu.persistence is False else 0),
+        mem_bw_gbs=None if bandwidth is None else min(bandwidth, U16_MAX),
+    )
+
+
+def gpu_loads(facts: Iterable[GpuFacts], sampled: Sampled | None, now: int) -> tuple[GpuLoad, ...]:
+    """V.gpus in the order of ``facts``; a GPU that is no longer sampled is unknown."""
+    standing = {} if sampled is None else {gpu.sample.identity.key: gpu for gpu in sampled.gpus}
+    return tuple(_gpu_load(standing.get(entry.uuid8.hex()), now) for entry in facts)
+
+
+def _gpu_load(gpu: GpuStanding | None, now: int) -> GpuLoad:
+    if gpu is None:
+        return GpuLoad(age_ds=U16_MAX)
+    sample = gpu.sample
+    readings = (sample.util_pct, gpu.external_pct, sample.vram_free_bytes)
+    taken = [reading.taken_ms for reading in readings if reading.value is not None]
+    oldest = min(taken, default=max(reading.taken_ms for reading in readings))
+    age, state = age_ds(oldest, now), sample.state
+    if state in (GpuState.LOST, GpuState.DRAIN):
+        return GpuLoad(score_c=100, level=int(Level.CRITICAL), age_ds=age, state=state)
+    if state not in USABLE:
+        return GpuLoad(age_ds=age, state=state)
+    util, external, free = (reading.value if _fresh(reading.taken_ms, now) else None for reading in readings)
+    return GpuLoad(
+        util_pct=None if util is None else min(100, half_up(util)),
+        external_util_pct=None if external is None else min(100, half_up(external)),
+        vram_free_mib=None if free is None else mib(int(free)),
+        score_c=None if gpu.score is None else half_up(100 * gpu.score),
+        level=None if gpu.level is None else int(gpu.level),
+        age_ds=age,
+        state=state,
+        source=gpu.source,
+    )
+
+
+def load_memory_mib(sampled: Sampled | None, now: int) -> int | None:
+    """Free memory that a cold load would go to: that of the usable GPUs, where there is no GPU (or where its memory
+    is the host's) the host's; None where it is unknown."""
+    if sampled is None:
+        return None
+    ram = sampled.mem_avail_bytes
+    if not sampled.gpus:
+        unknown = sampled.gpu_expected or ram.value is None or not _fresh(ram.taken_ms, now)
+        return None if unknown or ram.value is None else mib(ram.value)
+    free = 0
+    usable = [gpu.sample for gpu in sampled.gpus if gpu.sample.usable]
+    for sample in usable:
+        held = sample.vram_free_bytes
+        if held.value is None or not _fresh(held.taken_ms, now):
+            return None
+        free = max(free, held.value) if sample.identity.unified else free + held.value
+    return mib(free) if usable else None
 
 
 def half_up(value: float) -> int:

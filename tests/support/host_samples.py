@@ -22,6 +22,8 @@ def host(at_ms: int, **changes: Any) -> HostSample:
         memory_full_us=measured(0, at_ms),
         swapped_bytes=measured(0, at_ms),
         oom_kills=measured(0, at_ms),
+        cpu_some_us=measured(0, at_ms),
+        io_some_us=measured(0, at_ms),
         cpus=8,
         cpu_capacity=8.0,
     )

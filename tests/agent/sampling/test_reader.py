@@ -10,7 +10,8 @@ import pytest
 
 from agent.sampling.files import KeptFile, Roots
 from agent.sampling.host import Tick
-from agent.sampling.reader import RETRY_MS, HostReader
+from agent.sampling.reader import HostReader
+from agent.sampling.stalls import RETRY_MS
 from router_core.pressure.samples import HostSample, Status
 from tests.support.trees import PSI, V2_MOUNT, plant, roots
 

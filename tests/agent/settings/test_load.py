@@ -114,7 +114,6 @@ def test_several_bad_entries_of_one_list_are_all_named(tmp_path: Path) -> None:
         ("api.tls_cert", '"cert.pem"'),
         ("api.tls_key", '"key.pem"'),
         ("api.engine_admin", "true"),
-        ("sampling.nvml", '"auto"'),
     ],
 )
 def test_a_key_of_a_later_feature_is_refused_and_its_default_is_not(
@@ -236,8 +235,11 @@ def test_pressure_signals_are_tuned_or_switched_off(tmp_path: Path) -> None:
     ).sampling.pressure
     assert sorted(tuning.off) == ["cpu.some", "memory.full", "memory.some"]
     table = with_overrides(SERVER, tuning.overrides, tuning.off)
-    assert [row.signal for row in table.rows] == ["memory.avail", "memory.oom", "swap.rate"]
-    rule = table.rows[-1].rules[0]
+    kept = [row.signal for row in table.rows]
+    assert kept == [row.signal for row in SERVER.rows if row.signal not in tuning.off]
+    swap = table.row("swap.rate")
+    assert swap is not None
+    rule = swap.rules[0]
     assert (rule.enter.floor, rule.hold_in_ms, rule.exit.floor, rule.hold_out_ms) == (8, 2_500, 0.4, 30_000)
 
 
@@ -247,7 +249,8 @@ def test_faults_of_pressure_name_the_place_below_the_key(tmp_path: Path) -> None
         """
         [sampling.pressure]
         memory.sum = "off"
-        io.some.high = { enter = 3 }
+        steal.pct.high = { enter = 3 }
+        vram.free.high = { enter = "4%", exit = "8%" }
         memory.full.critcal = { enter = 4 }
         memory.some.high = { enter = -1, hold_in_s = 601, hold_uot_s = 3 }
         swap = 3
@@ -256,13 +259,13 @@ def test_faults_of_pressure_name_the_place_below_the_key(tmp_path: Path) -> None
     assert found.keys() == {
         f"sampling.pressure.{at}"
         for at in (
-            "memory.sum", "io.some", "memory.full.critcal", "memory.some.high.enter", "memory.some.high.hold_in_s",
+            "memory.sum", "steal.pct", "memory.full.critcal", "memory.some.high.enter", "memory.some.high.hold_in_s",
             "memory.some.high.hold_uot_s", "swap",
         )
     }  # fmt: skip
     assert found["sampling.pressure.memory.full.critcal"].nearest == "critical"
     assert found["sampling.pressure.memory.some.high.hold_uot_s"].nearest == "hold_out_s"
-    assert found["sampling.pressure.io.some"].allowed == '"off"'
+    assert found["sampling.pressure.steal.pct"].allowed == '"off"'
 
 
 def test_an_exit_that_is_not_milder_than_its_enter_is_refused(tmp_path: Path) -> None:

@@ -68,11 +68,13 @@ class Bench:
 
 def test_an_idle_host_is_known_and_unpressed_after_two_ticks() -> None:
     bench = Bench()
-    assert [state.level for state in bench.machine.resources] == [None, None]
+    assert {state.level for state in bench.machine.resources} == {None}
     bench.run(2)
     assert [(s.code, s.level, s.score) for s in bench.machine.resources] == [
+        (ResourceCode.CPU, NONE, 0),
         (MEMORY, NONE, 0),
         (SWAP, NONE, 0),
+        (ResourceCode.IO, NONE, 0),
     ]
 
 
@@ -99,7 +101,7 @@ def test_the_score_is_the_highest_of_all_signals_whichever_sets_the_level() -> N
     machine.handle(SignalsSampled(inputs=inputs), 1_000)
     inputs["memory.some"] = Input(reading=measured(110_000, 2_000))
     machine.handle(SignalsSampled(inputs=inputs), 2_000)
-    state = machine.resources[0]
+    state = next(state for state in machine.resources if state.code is MEMORY)
     assert state.level is ELEVATED
     assert state.score == pytest.approx((6.4 - 4) / (6.4 - 1.6))
     assert state.taken_ms == 2_000
@@ -152,12 +154,21 @@ def test_all_unknown_is_held_for_thirty_seconds_then_nil_then_known_at_once() ->
     bench = Bench()
     bench.run(12, mem_avail_bytes=lambda now: measured(2 * GIB, now))
     gone = dict.fromkeys(
-        ("mem_avail_bytes", "memory_some_us", "memory_full_us", "swapped_bytes", "oom_kills"), missing
+        (
+            "mem_avail_bytes",
+            "memory_some_us",
+            "memory_full_us",
+            "swapped_bytes",
+            "oom_kills",
+            "cpu_some_us",
+            "io_some_us",
+        ),
+        missing,
     )
     bench.run(30, **gone)
     assert bench.state(MEMORY).level is HIGH
     bench.run(1, **gone)
-    assert [(state.level, state.score) for state in bench.machine.resources] == [(None, None), (None, None)]
+    assert {(state.level, state.score) for state in bench.machine.resources} == {(None, None)}
     assert bench.state(MEMORY).taken_ms == 12_000
     bench.run(1, mem_avail_bytes=lambda now: measured(GIB, now))
     assert bench.state(MEMORY).level is CRITICAL
@@ -184,7 +195,9 @@ def test_a_signal_switched_off_has_no_say() -> None:
 
 
 def test_a_shut_gate_counts_as_none_and_zero() -> None:
-    machine = PressureMachine(SERVER)
+    machine = PressureMachine(
+        PressurePolicy(profile="p", rows=tuple(row for row in SERVER.rows if row.resource == "memory"))
+    )
     entry = Input(reading=measured(1, 1_000), whole=64 * GIB)
     machine.handle(SignalsSampled(inputs={"memory.avail": entry}), 1_000)
     assert (machine.resources[0].level, machine.resources[0].score) == (CRITICAL, 1.0)
