@@ -89,7 +89,8 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
 
 class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
-    ``HOST:PORT``, ``faults`` what its operator must see."""
+    ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
+    so the view of them has stopped."""
 
     name: str
     id: str
@@ -101,6 +102,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     addresses: dict[str, str]
     faults: tuple[str, ...] = ()
+    isolated: bool = False
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ class NodePicture:
                 roles=names_of(Role, membership.own.mesh.roles),
                 addresses=dict(self._addresses()),
                 faults=self._faults(),
+                isolated=mesh.lonely,
             ),
             members=members_of(self._board.current, tuple(membership.members.values()), links, now),
         )
