@@ -1,0 +1,99 @@
+"""Builds of the daemon that misbehave on purpose, each a program of its own: ``python -m tests.support.builds NAME``.
+
+They are subclasses of the shipped classes with one thing changed, so that a test can show what a supervisor, or a
+search for leaks, would see of a defect that the shipped daemon does not have.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from agent import daemon
+from agent.assembly import Assembly
+from agent.identity.listener import Listener
+from agent.observe.log import Severity
+from agent.sampling.files import Roots
+from agent.settings.load import Settings, load
+from agent.store.folders import Folders
+
+STALE_MS: Final = 2_500
+BLOCKED_S: Final = 1.5
+PROC_VARIABLE: Final = "PAIRMESH_TEST_PROC"
+
+
+class Blocking(daemon.Daemon):
+    """SIGUSR1 blocks the event loop for ``BLOCKED_S``."""
+
+    async def serve(self) -> int:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, time.sleep, BLOCKED_S)
+        return await super().serve()
+
+
+class ForeignHost(Assembly):
+    """Reads the host below the folder that ``PROC_VARIABLE`` names."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.roots = Roots(proc=Path(os.environ[PROC_VARIABLE]))
+
+
+class ForeignProc(daemon.Daemon):
+    """Samples a host whose files the test owns."""
+
+    @classmethod
+    def of(cls, *parts: Any) -> Self:
+        return cls(ForeignHost(*parts), stale_ms=STALE_MS)
+
+
+class Deaf:
+    """A listener whose accept loop never begins."""
+
+    def __init__(self, inner: Listener) -> None:
+        self.is_stuck = inner.is_stuck
+        self.aclose = inner.aclose
+
+    def start(self) -> None:
+        """Nobody is accepted."""
+
+
+class DeafNode(Assembly):
+    """Its ingress port is bound, and nobody is accepted there."""
+
+    async def build(self) -> None:
+        await super().build()
+        link, ingress = self.listeners
+        self.listeners = [link, Deaf(ingress)]
+
+
+class DeafIngress(daemon.Daemon):
+    @classmethod
+    def of(cls, *parts: Any) -> Self:
+        return cls(DeafNode(*parts), stale_ms=STALE_MS)
+
+
+BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
+    "blocking": Blocking,
+    "foreign-proc": ForeignProc,
+    "deaf-ingress": DeafIngress,
+}
+
+
+def entry(build: str) -> tuple[str, ...]:
+    """What Python runs to start that build."""
+    return ("-m", "tests.support.builds", build)
+
+
+def main(build: str) -> int:
+    folders = Folders.from_env()
+    settings = load(folders.config, host_name="build")
+    assert isinstance(settings, Settings), settings
+    return daemon.run(settings, folders, least=Severity.DEBUG, daemon=BUILDS[build])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
