@@ -64,6 +64,9 @@ def run(
             log.error("start.refused", reason=refused.reason)
             sys.stderr.write(f"pairmesh: {refused}\n")
             return ExitCode.REFUSED
+        except Exception as exc:
+            report_crash(log, "crash", exc)
+            return ExitCode.FAILED
         finally:
             log.flush()
 

@@ -24,6 +24,7 @@ from agent.store.folders import Folders
 STALE_MS: Final = 2_500
 BLOCKED_S: Final = 1.5
 PROC_VARIABLE: Final = "PAIRMESH_TEST_PROC"
+MESSAGE_VARIABLE: Final = "PAIRMESH_TEST_MESSAGE"
 
 
 class Blocking(daemon.Daemon):
@@ -76,10 +77,18 @@ class DeafIngress(daemon.Daemon):
         return cls(DeafNode(*parts), stale_ms=STALE_MS)
 
 
+class Broken(daemon.Daemon):
+    """Its start fails with a message that a traceback would print."""
+
+    async def serve(self) -> int:
+        raise ValueError(os.environ[MESSAGE_VARIABLE])
+
+
 BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "blocking": Blocking,
     "foreign-proc": ForeignProc,
     "deaf-ingress": DeafIngress,
+    "broken": Broken,
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.builds import BLOCKED_S, PROC_VARIABLE, entry
+from tests.support.builds import BLOCKED_S, MESSAGE_VARIABLE, PROC_VARIABLE, entry
 from tests.support.cluster import Node, wait_for
 from tests.support.scripted_engine import STREAM_HEAD, ScriptedEngine, Wire, event, whole
 from tests.support.supervised import Supervised
@@ -169,6 +169,16 @@ async def test_what_a_second_start_would_refuse_as_well_is_78(
         assert await daemon.status() == os.EX_CONFIG
         assert daemon.heard == []
     assert said in node.log.read_text()
+
+
+async def test_a_fault_of_our_own_is_1_and_says_where_but_no_text(node: Node) -> None:
+    node.entry, node.more_env = entry("broken"), {MESSAGE_VARIABLE: "what somebody asked"}
+    async with Supervised(node=node) as daemon:
+        assert await daemon.status() == 1
+    (line,) = [json.loads(line) for line in node.log.read_text().splitlines()]
+    assert (line["event"], line["error"]) == ("crash", "ValueError")
+    assert line["where"][-1].startswith("__main__:")
+    assert "asked" not in node.log.read_text()
 
 
 @pytest.mark.parametrize(("level", "told"), [("debug", True), ("info", False)])

@@ -112,6 +112,18 @@ async def test_the_driver_sleeps_until_the_deadline_and_no_longer() -> None:
     assert rig.machine.at == [1_030]
 
 
+async def test_a_step_and_nothing_else_counts_as_progress() -> None:
+    rig = Rig()
+    driver = rig.build()
+    rig.clock.ms = 2_000
+    async with running(driver):
+        await asyncio.sleep(0)
+        assert driver.stepped_ms == 1_000, "waiting is no step"
+        driver.record_heard(b"r", b"s")
+        await until(lambda: rig.machine.told)
+    assert driver.stepped_ms == 2_000
+
+
 async def test_left_over_work_is_resumed_after_others_had_their_turn() -> None:
     rig = Rig()
     driver = rig.build()
