@@ -1,14 +1,16 @@
 """What attempts teach: a finished attempt's windows are read once for speeds, folded into profiles, and dropped.
 
 Own experience with every endpoint is kept, peers' included; only what this host's engines did is published. Profiles
-are stored off the loop, at most once a minute. Refuses to know requests and texts.
+are stored off the loop, at most once a minute, and what was forgotten leaves the disk, too. Refuses to know requests
+and texts.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 
 from agent.effects.clock import Clock
-from agent.engines.contract import Marks, Timings
+from agent.engines.contract import Finish, Marks, Timings, TimingSource
 from agent.engines.timings import read_timings
 from agent.observe.log import Log
 from agent.relay.ports import AttemptReport
@@ -25,6 +27,7 @@ from router_core.profile.profiles import Profiles, decode_profile, encode_profil
 from router_core.record.state import ProfileFacts
 
 SAVE_S = 60.0
+_NOTHING = Timings(source=TimingSource.COUNTED)
 _CAPACITY = frozenset({FailureClass.BUSY, FailureClass.LOADING, FailureClass.ABSENT, FailureClass.TOO_LONG})
 
 
@@ -41,11 +44,18 @@ class Learning:
         self._clock = clock
         self._log = log
         self._changed: dict[ProfileKey, None] = {}
+        self._stored: set[str] = set()
 
     def restore(self) -> None:
         """Take over what earlier process lives learned; runs before the loop does."""
         now = self._clock.boot_ms()
-        for stored in self._store.load().values():
+        try:
+            loaded = self._store.load()
+        except (OSError, sqlite3.Error) as error:
+            self._log.warning("profile.not_loaded", error=type(error).__name__)
+            return
+        self._stored = set(loaded)
+        for stored in loaded.values():
             try:
                 key, profile = decode_profile(stored, now)
             except RemoteFault:
@@ -60,7 +70,7 @@ class Learning:
         if row is None:
             return None
         now = self._clock.boot_ms()
-        if row.is_self:
+        if row.is_self and report.marks is not None:
             self.used[row.endpoint, row.model] = now
         timings = _timings_of(report)
         outcome = _outcome_of(report, row, timings, self._concurrency(row), now)
@@ -72,10 +82,12 @@ class Learning:
     def claims(self, me: Id16) -> list[tuple[str, str, ProfileFacts]]:
         """What to publish of own engines: (endpoint, model, facts without positions)."""
         now = self._clock.boot_ms()
+        part = self._fleet().parts.get(me)
+        rows = part.rows if part is not None else ()
+        for gone in self.used.keys() - {(row.endpoint, row.model) for row in rows}:
+            del self.used[gone]
         claims = []
-        for row in self._fleet().rows:
-            if row.node != me:
-                continue
+        for row in rows:
             profile = self.profiles.find(row.profile_key)
             if profile is not None:
                 key = row.profile_key
@@ -89,27 +101,36 @@ class Learning:
             await self.save()
 
     async def save(self) -> None:
-        """Store what changed since the last time; a disk that refuses is told and tried again."""
+        """Store what changed since the last time, delete what was forgotten; a disk that refuses is told and tried
+        again."""
         changed, self._changed = self._changed, {}
         encoded = {
             _file_key(key): encode_profile(key, profile)
             for key in changed
             if (profile := self.profiles.find(key)) is not None
         }
-        if not encoded:
+        stored = self._stored | encoded.keys()
+        gone: set[str] = set()
+        if len(stored) > len(self.profiles):
+            gone = stored - {_file_key(key) for key, _ in self.profiles.items()}
+        if not encoded and not gone:
             return
         try:
-            await asyncio.to_thread(self._store.save, encoded)
-        except OSError as error:
+            await asyncio.to_thread(self._store.save, encoded, gone)
+            self._stored = stored - gone
+        except (OSError, sqlite3.Error) as error:
             self._changed = changed | self._changed
             self._log.warning("profile.not_stored", error=type(error).__name__)
 
     def _concurrency(self, row: Row) -> float:
+        """Requests in the engine's batch beside this one, which has left the books already, and this one."""
         ledger = self._fleet().live.ledger
         if row.is_self:
-            return float(max(1, ledger.local.in_flight(row.endpoint) + row.foreign))
-        owed = ledger.owed.get(row.key)
-        return float(max(1, row.in_flight + (owed.requests if owed is not None else 0)))
+            busy = ledger.local.in_flight(row.endpoint) + row.foreign + 1
+        else:
+            owed = ledger.owed.get(row.key)
+            busy = row.in_flight + (owed.requests if owed is not None else 0)
+        return float(min(row.slots, max(1, busy)))
 
 
 def _timings_of(report: AttemptReport) -> Timings | None:
@@ -137,33 +158,56 @@ def _outcome_of(
     streamed = marks is not None and marks.content_events is not None
     first_ms = marks.first_content_ms or marks.first_byte_ms if marks is not None else None
     until_first_ms = first_ms - marks.sent_ms if marks is not None and first_ms is not None else None
-    load_ms = timings.load_ms if timings is not None and not routed.resident else None
-    if load_ms is None and not routed.resident and until_first_ms is not None and timings is not None:
-        warm_ms = (routed.ttft_ms if streamed else routed.ect_ms) - routed.load_ms
-        load_ms = max(0.0, until_first_ms - max(0.0, warm_ms))
+    cold = not routed.resident
+    told = timings if timings is not None else _NOTHING
+    prompt_ms = told.prompt_ms
+    if cold and streamed and told.queue_ms is None:
+        prompt_ms = None
+    load_ms = told.load_ms
+    if load_ms is None and cold and timings is not None and until_first_ms is not None:
+        load_ms = max(0.0, until_first_ms - _warm_ms(report, row, told, prompt_ms, streamed=streamed))
     return Outcome(
         key=row.profile_key,
         at_ms=now,
-        result=_result_of(report),
+        result=_result_of(report, told.finish),
         request_class=routed.request_class,
         concurrency=concurrency,
         text_bytes=report.text_bytes,
-        prompt_tokens=timings.prompt_tokens if timings is not None else None,
-        cached_tokens=timings.cached_tokens if timings is not None else None,
-        prompt_ms=timings.prompt_ms if timings is not None else None,
-        gen_tokens=timings.gen_tokens if timings is not None else None,
-        gen_ms=timings.gen_ms if timings is not None else None,
+        prompt_tokens=told.prompt_tokens,
+        cached_tokens=told.cached_tokens,
+        prompt_ms=prompt_ms,
+        gen_tokens=told.gen_tokens,
+        gen_ms=told.gen_ms,
         wait_ms=routed.queue_ms,
         net_ms=routed.net_ms,
-        ttft_ms=until_first_ms if streamed and load_ms is None and timings is not None else None,
+        ttft_ms=until_first_ms if streamed and not cold and timings is not None else None,
         load_ms=load_ms,
     )
 
 
-def _result_of(report: AttemptReport) -> Result:
+def _warm_ms(
+    report: AttemptReport, row: Row, told: Timings, prompt_ms: float | None, *, streamed: bool
+) -> float:
+    """What the time to the first byte of a cold answer would have been with the model loaded: as far as the engine
+    told it, else by what is known of the row."""
+    routed = report.routed
+    if prompt_ms is None:
+        tokens = told.prompt_tokens if told.prompt_tokens is not None else routed.prompt_tokens
+        prompt_ms = 1000.0 * tokens * row.prefill_s_per_token
+    warm_ms = routed.queue_ms + routed.net_ms + prompt_ms
+    if streamed:
+        return warm_ms
+    if told.gen_ms is not None:
+        return warm_ms + told.gen_ms
+    return warm_ms + 1000.0 * row.token_s * (
+        told.gen_tokens if told.gen_tokens is not None else routed.output_tokens
+    )
+
+
+def _result_of(report: AttemptReport, finish: Finish | None) -> Result:
     outcome = report.outcome
     if outcome.result is Ended.DONE:
-        return Result.OK
+        return Result.OTHER if finish is Finish.ERROR else Result.OK
     if outcome.result is Ended.CANCELLED:
         return Result.CANCELLED
     return Result.FAULT if outcome.fault and outcome.failure not in _CAPACITY else Result.OTHER

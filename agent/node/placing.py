@@ -1,19 +1,19 @@
 """Placing requests: what the relay asks becomes a request of the core, its decision a route, and both one record.
 
-One ``Choosing`` per request. A decision and its reservation are one step. The record of the last decision gets all
-attempts and the ending, and goes to the journal once. Nothing of a request's text is ever here: the relay hands over
+One ``Choosing`` per request. A decision and its reservation are one step. The record of the last decision that routed,
+else of the one that turned the request away, gets all attempts and the ending, and goes to the journal once. Nothing of a request's text is ever here: the relay hands over
 counts and sizes.
 """
 
 import math
 from collections.abc import Callable
 from random import Random
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from agent.effects.clock import Clock
 from agent.observe.instruments import DecisionMetrics
-from agent.observe.journal import Journal
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned
 from router_core.exchange.events import Result
 from router_core.placement.decide import decide
@@ -31,7 +31,15 @@ from router_core.record.state import Capability
 API = "api"
 """The side on which requests are placed; what peers send in was placed by them."""
 
+_ERRORS = 400
+_COMMITTED = frozenset({Result.DONE, Result.BROKEN})
 _CANCELLED = {"client_gone": "client", "slow_client": "slow_client"}
+
+
+class Keeping(Protocol):
+    """Where finished records go."""
+
+    def put(self, record: DecisionRecord) -> None: ...
 
 
 class Placing:
@@ -47,7 +55,7 @@ class Placing:
         session_secret: bytes,
         rng: Random,
         clock: Clock,
-        journal: Journal,
+        journal: Keeping,
         metrics: DecisionMetrics,
     ) -> None:
         self.fleet = fleet
@@ -59,7 +67,8 @@ class Placing:
         self._sessions = sessions
         self._secret = session_secret
         self._journal = journal
-        self._open: dict[str, Choosing] = {}
+        self.open: dict[str, Choosing] = {}
+        """Requests under way, by the decision that routed them last."""
 
     def __call__(self, asked: Asked) -> "Choosing":
         """Read the hints once; the first decision comes when the relay asks for it."""
@@ -73,12 +82,12 @@ class Placing:
     def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
         """A request was routed by ``decision_id`` (after decision ``before``): its record waits for the ending."""
         if before is not None:
-            self._open.pop(before, None)
-        self._open[decision_id] = choosing
+            self.open.pop(before, None)
+        self.open[decision_id] = choosing
 
     def attempted(self, report: AttemptReport, out_tokens: int | None) -> None:
         """Note one attempt of a request placed here; those of peers' routers are theirs to note."""
-        choosing = self._open.get(report.routed.decision_id) if report.side == API else None
+        choosing = self.open.get(report.routed.decision_id) if report.side == API else None
         if choosing is not None:
             choosing.note(report, out_tokens)
 
@@ -86,7 +95,7 @@ class Placing:
         """A request has ended: complete its record and journal it."""
         if line.side != API or line.decision_id is None:
             return
-        choosing = self._open.pop(line.decision_id, None)
+        choosing = self.open.pop(line.decision_id, None)
         if choosing is None:
             return
         record = choosing.ended(line)
@@ -122,6 +131,8 @@ class Choosing:
         self.out_tokens: int | None = None
         self._placing = placing
         self._attempts: list[Attempt] = []
+        self._dispatched_ms = 0.0
+        self._first_token_ms: float | None = None
         self._routed_by: str | None = None
 
     @property
@@ -149,14 +160,15 @@ class Choosing:
         began_us = placing.clock.boot_us()
         decision = decide(request, placing.fleet(), placing.policy, now, placing.rng)
         placing.metrics.decided(decision.record, (placing.clock.boot_us() - began_us) / 1e6)
-        self.record, self.choice = decision.record, decision.chosen
         if decision.chosen is None:
             if self._routed_by is None:
                 self._keep_rejection(decision, now)
-            return _turned(decision)
+            return _turned(decision, self._routed_by or decision.id)
+        self.record, self.choice = decision.record, decision.chosen
+        routed = self._routed(decision, decision.chosen, now)
         placing.opened(decision.id, self, self._routed_by)
         self._routed_by = decision.id
-        return self._routed(decision, decision.chosen, now)
+        return routed
 
     def first_token(self, seq: int) -> None:
         self._placing.ledger.first_token(seq)
@@ -169,11 +181,16 @@ class Choosing:
 
     def note(self, report: AttemptReport, out_tokens: int | None) -> None:
         """Keep how one attempt went."""
-        self.out_tokens = out_tokens
         marks, outcome = report.marks, report.outcome
         arrived = self.asked.accepted_ms
         first = marks.first_byte_ms if marks is not None else None
-        self.committed = self.committed or outcome.result in (Result.DONE, Result.BROKEN)
+        streamed = marks.content_events if marks is not None else None
+        self.committed = outcome.result in _COMMITTED or (
+            first is not None and outcome.status is not None and outcome.status < _ERRORS
+        )
+        self.out_tokens = out_tokens if out_tokens is not None else streamed
+        self._dispatched_ms = report.dispatched_ms
+        self._first_token_ms = marks.first_content_ms if marks is not None else None
         self._attempts.append(
             Attempt(
                 row=report.routed.label,
@@ -186,10 +203,13 @@ class Choosing:
         )
 
     def ended(self, line: AccessLine) -> DecisionRecord:
-        """The record with its attempts and ending."""
+        """The record with its attempts and ending. Predictions are of one attempt, so errors count from its dispatch,
+        and an answer that did not come as a stream says nothing about its first token."""
         assert self.record is not None
-        est = self.choice.est if self.choice is not None else None
-        good = self.committed and line.code is None
+        est = self.choice.est if self.choice is not None and self.committed and line.code is None else None
+        dispatched_ms, first_ms = self._dispatched_ms, self._first_token_ms
+        ttft_ms = first_ms - dispatched_ms if first_ms is not None else None
+        ect_ms = self.asked.accepted_ms + line.total_ms - dispatched_ms
         return replace(
             self.record,
             attempts=tuple(self._attempts),
@@ -199,8 +219,8 @@ class Choosing:
                 ttft_ms=round(line.first_byte_ms) if line.first_byte_ms is not None else None,
                 out_tokens=self.out_tokens,
                 cancelled_by=_CANCELLED.get(line.code or ""),
-                err_ttft=_ln_error(line.first_byte_ms, est.ttft) if good and est is not None else None,
-                err_ect=_ln_error(line.total_ms, est.ect) if good and est is not None else None,
+                err_ttft=_ln_error(ttft_ms, est.ttft) if est is not None else None,
+                err_ect=_ln_error(ect_ms, est.ect) if est is not None else None,
             ),
         )
 
@@ -235,7 +255,20 @@ class Choosing:
             queue_ms=1000.0 * choice.est.wait,
             net_ms=1000.0 * choice.est.net,
             hints=hints_header(decision.record.hints),
+            session=self._session(choice),
         )
+
+    def _session(self, choice: Choice) -> str | None:
+        """What becomes of the client's session by this choice; None if it named none."""
+        request = self.request
+        if request is None or request.session is None:
+            return None
+        if not self._placing.policy.affinity_bonus:
+            return "off"
+        pin = request.pin
+        if pin is None:
+            return "miss"
+        return "hit" if (pin.endpoint, pin.model) == (choice.endpoint, choice.model) else "moved"
 
 
 def hints_header(notes: tuple[HintNote, ...]) -> str | None:
@@ -251,9 +284,10 @@ def hints_header(notes: tuple[HintNote, ...]) -> str | None:
     return ", ".join(said)
 
 
-def _turned(decision: Decision) -> Turned:
+def _turned(decision: Decision, known_as: str) -> Turned:
+    """The refusal; ``known_as`` is the decision under which the journal keeps the request."""
     return Turned(
-        decision_id=decision.id,
+        decision_id=known_as,
         status=decision.reason.status,
         code=decision.reason.value,
         retry_after_s=decision.retry_after_s,

@@ -1,0 +1,332 @@
+"""One record per request, whatever happens to it, and nothing left in the books."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agent.node.placing import Choosing, hints_header
+from agent.relay.ports import Routed, Turned
+from router_core.exchange.events import Result
+from router_core.exchange.failure import Cause, FailureClass
+from router_core.placement.reasons import Action, HintOutcome
+from router_core.placement.request import HintNote
+from tests.agent.node.rig import (
+    World,
+    a_line,
+    a_report,
+    an_endpoint,
+    an_outcome,
+    answered,
+    failed,
+    key_of,
+    marks,
+)
+
+
+def two_nodes() -> World:
+    world = World()
+    world.own(an_endpoint())
+    world.peer("beta", an_endpoint())
+    return world
+
+
+def test_a_served_request_leaves_one_record_with_its_attempt_and_ending() -> None:
+    world = two_nodes()
+    choosing = world.ask()
+    routed = world.route(choosing)
+    choosing.finish(routed.seq)
+    world.placing.attempted(a_report(routed), 50)
+    world.placing.answered(a_line(routed.decision_id))
+    (record,) = world.kept.records
+    assert record.id == routed.decision_id
+    assert [attempt.result for attempt in record.attempts] == ["done"]
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.out_tokens) == (200, 50)
+    assert not world.placing.open
+
+
+def test_a_request_that_moved_on_leaves_the_record_of_the_decision_that_served_it() -> None:
+    world = two_nodes()
+    choosing = world.ask()
+    first = world.route(choosing)
+    choosing.fail(first.seq)
+    world.placing.attempted(a_report(first, failed(first), marks=None), None)
+    second = world.route(choosing, attempt=2, tried={first.at: None})
+    choosing.finish(second.seq)
+    world.placing.attempted(a_report(second), 50)
+    world.placing.answered(a_line(second.decision_id, attempts=2))
+    (record,) = world.kept.records
+    assert (record.id, record.chosen) == (second.decision_id, second.at)
+    assert [(attempt.row, attempt.result) for attempt in record.attempts] == [
+        (first.label, "reset"),
+        (second.label, "done"),
+    ]
+    assert not world.placing.open
+
+
+def test_a_request_that_nobody_took_over_is_kept_under_the_id_its_client_was_told() -> None:
+    world = World()
+    world.own(an_endpoint())
+    choosing = world.ask()
+    first = world.route(choosing)
+    choosing.fail(first.seq)
+    world.placing.attempted(a_report(first, failed(first), marks=None), None)
+    turned = choosing.decide(attempt=2, tried=frozenset({first.at}), refused=frozenset(), now=1_000_000)
+    assert isinstance(turned, Turned)
+    world.placing.answered(a_line(first.decision_id, status=502, code="upstream_unreachable"))
+    (record,) = world.kept.records
+    assert record.id == turned.decision_id == first.decision_id
+    assert (record.action, record.chosen) == (Action.ROUTE, first.at)
+    assert [attempt.result for attempt in record.attempts] == ["reset"]
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.err_ect) == (502, None)
+
+
+def test_a_request_that_nobody_can_take_is_kept_at_once() -> None:
+    world = World()
+    world.own(an_endpoint())
+    turned = world.ask(model="absent").decide(
+        attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_007
+    )
+    assert isinstance(turned, Turned)
+    (record,) = world.kept.records
+    assert (record.id, record.action) == (turned.decision_id, Action.REJECT)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.total_ms) == (404, 7)
+    assert len(world.ledger) == 0
+
+
+def test_a_narrowing_hint_that_makes_no_sense_is_refused_without_a_decision() -> None:
+    world = two_nodes()
+    choosing = world.ask(headers=(("x-pairmesh-require", "%%%"),))
+    turned = choosing.decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
+    assert isinstance(turned, Turned)
+    assert (turned.status, turned.code, turned.decision_id) == (400, "hint_malformed", None)
+    assert choosing.until_ms is None
+    assert len(world.ledger) == 0
+
+
+def test_prediction_errors_count_from_the_dispatch_of_the_attempt_that_served() -> None:
+    world = World()
+    world.own(an_endpoint())
+    choosing = world.ask()
+    routed = world.route(choosing)
+    report = a_report(routed, dispatched_ms=1_005_000.0, marks=marks(1_005_000))
+    choosing.finish(routed.seq)
+    world.placing.attempted(report, 50)
+    world.placing.answered(a_line(routed.decision_id, total_ms=6_100.0, first_byte_ms=5_095.0))
+    outcome = world.kept.records[0].outcome
+    assert outcome is not None
+    assert outcome.err_ttft == pytest.approx(math.log(100.0 / routed.ttft_ms))
+    assert outcome.err_ect == pytest.approx(math.log(1_100.0 / routed.ect_ms))
+    assert outcome.ttft_ms == 5_095
+
+
+def test_an_answer_in_one_piece_says_nothing_about_its_first_token() -> None:
+    world = World()
+    world.own(an_endpoint())
+    choosing = world.ask(stream=False)
+    routed = world.route(choosing)
+    whole = marks(1_000_000, content_events=None, first_content_ms=None, first_byte_ms=1_001_100.0)
+    choosing.finish(routed.seq)
+    world.placing.attempted(a_report(routed, marks=whole), 50)
+    world.placing.answered(a_line(routed.decision_id, first_byte_ms=1_100.0))
+    outcome = world.kept.records[0].outcome
+    assert outcome is not None
+    assert outcome.err_ttft is None
+    assert outcome.err_ect == pytest.approx(math.log(1_100.0 / routed.ect_ms))
+
+
+def test_a_client_that_left_in_mid_answer_is_no_prediction_error_and_its_tokens_count() -> None:
+    world = World()
+    world.own(an_endpoint())
+    choosing = world.ask()
+    routed = world.route(choosing)
+    choosing.fail(routed.seq)
+    gone = an_outcome(routed, Result.CANCELLED)
+    world.placing.attempted(a_report(routed, gone, marks=marks(1_000_000, content_events=12)), None)
+    world.placing.answered(a_line(routed.decision_id, status=499, code="client_gone"))
+    outcome = world.kept.records[0].outcome
+    assert outcome is not None
+    assert (outcome.cancelled_by, outcome.err_ttft, outcome.err_ect) == ("client", None, None)
+    assert outcome.out_tokens == 12
+
+
+def serve(world: World, choosing: Choosing, result: Result = Result.DONE, **over: Any) -> Routed:
+    routed = world.route(choosing)
+    choosing.finish(routed.seq)
+    world.placing.attempted(a_report(routed, an_outcome(routed, result), **over), None)
+    code = "client_gone" if result is Result.CANCELLED else None
+    world.placing.answered(a_line(routed.decision_id, code=code))
+    return routed
+
+
+def test_a_session_is_kept_where_it_was_served_and_the_client_is_told() -> None:
+    world = two_nodes()
+    named = (("x-session-id", "s1"),)
+    assert serve(world, world.ask(headers=())).session is None
+    assert serve(world, world.ask(headers=named)).session == "miss"
+    assert serve(world, world.ask(headers=named)).session == "hit"
+    assert len(world.sessions) == 1
+
+
+def test_a_session_that_had_to_move_is_said_to_have_moved() -> None:
+    world = World()
+    world.peer("beta", an_endpoint())
+    named = (("x-session-id", "s1"),)
+    assert serve(world, world.ask(headers=named)).session == "miss"
+    world.admit()
+    world.own(an_endpoint())
+    assert serve(world, world.ask(headers=named)).session == "moved"
+
+
+def test_a_session_is_kept_although_its_client_cut_the_answer_short() -> None:
+    world = two_nodes()
+    named = (("x-session-id", "s1"),)
+    serve(world, world.ask(headers=named), Result.CANCELLED)
+    assert len(world.sessions) == 1
+
+
+def test_a_request_that_ended_before_any_answer_pins_no_session() -> None:
+    world = two_nodes()
+    named = (("x-session-id", "s1"),)
+    serve(world, world.ask(headers=named), Result.CANCELLED, marks=None)
+    serve(world, world.ask(headers=named), Result.FAILED, marks=None)
+    assert len(world.sessions) == 0
+
+
+def test_requests_of_one_id_never_mix() -> None:
+    world = two_nodes()
+    asked = [(world.ask("same"), number) for number in range(8)]
+    routed = [(world.route(choosing), choosing, number) for choosing, number in asked]
+    for way, choosing, number in reversed(routed):
+        choosing.finish(way.seq)
+        world.placing.attempted(a_report(way, request_id="same"), number)
+        world.placing.answered(a_line(way.decision_id, request_id="same", total_ms=float(number + 1)))
+    kept = {record.id: record.outcome for record in world.kept.records}
+    assert len(kept) == 8
+    for way, _, number in routed:
+        outcome = kept[way.decision_id]
+        assert outcome is not None
+        assert (outcome.out_tokens, outcome.total_ms) == (number, number + 1)
+    assert len(world.ledger) == 0
+
+
+def test_what_the_ingress_served_is_no_request_of_this_router() -> None:
+    world = two_nodes()
+    choosing = world.ask()
+    routed = world.route(choosing)
+    world.placing.attempted(a_report(routed, side="ingress"), 50)
+    world.placing.answered(a_line(routed.decision_id, side="ingress"))
+    assert not world.kept.records
+    assert len(world.placing.open) == 1
+
+
+def test_hints_are_told_with_why_they_did_not_hold() -> None:
+    notes = (
+        HintNote(hint="prefer", outcome=HintOutcome.EXCLUDED, detail="pressure"),
+        HintNote(hint="class", outcome=HintOutcome.HONOURED),
+    )
+    assert hints_header(notes) == "prefer=excluded(pressure), class=honoured"
+    assert hints_header(()) is None
+
+
+def test_a_deadline_bounds_what_a_target_may_take() -> None:
+    world = two_nodes()
+    choosing = world.ask(headers=(("x-pairmesh-deadline-ms", "60000"),))
+    world.clock.now += 1_000
+    assert choosing.until_ms == 1_060_000
+    assert world.route(choosing).left_ms == 59_000
+
+
+class Requests(RuleBasedStateMachine):
+    """Any interleaving of requests that are routed, refused, moved on, served, cut, or struck by a shutdown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = two_nodes()
+        self.world.peer("gamma", an_endpoint(slots=1, max_queue=1))
+        self.open: list[tuple[Choosing, Routed, frozenset[str]]] = []
+        self.ended = 0
+
+    @rule(model=st.sampled_from(["tiny", "absent"]), own=st.booleans())
+    def arrives(self, model: str, own: bool) -> None:
+        headers = (("x-pairmesh-locality", "host"),) if own else ()
+        self._decide(self.world.ask("same", model=model, headers=headers), 1, frozenset())
+
+    def _decide(self, choosing: Choosing, attempt: int, tried: frozenset[str]) -> bool:
+        told = choosing.decide(attempt=attempt, tried=tried, refused=frozenset(), now=self.world.clock.now)
+        if isinstance(told, Routed):
+            self.open.append((choosing, told, tried))
+            return True
+        self.ended += attempt == 1
+        return False
+
+    def _take(self, data: st.DataObject) -> tuple[Choosing, Routed, frozenset[str]]:
+        return self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        choosing, routed, _ = data.draw(st.sampled_from(self.open))
+        choosing.first_token(routed.seq)
+
+    @precondition(lambda self: self.open)
+    @rule(
+        data=st.data(),
+        result=st.sampled_from([Result.DONE, Result.BROKEN, Result.CANCELLED]),
+        again=st.booleans(),
+    )
+    def ends(self, data: st.DataObject, result: Result, again: bool) -> None:
+        choosing, routed, _ = self._take(data)
+        (choosing.finish if result is Result.DONE else choosing.fail)(routed.seq)
+        self.world.placing.attempted(a_report(routed, an_outcome(routed, result)), None)
+        for _ in range(1 + again):
+            choosing.fail(routed.seq)
+            self.world.placing.answered(a_line(routed.decision_id))
+        self.ended += 1
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), busy=st.booleans())
+    def fails_over(self, data: st.DataObject, busy: bool) -> None:
+        choosing, routed, tried = self._take(data)
+        choosing.fail(routed.seq)
+        outcome = answered(routed, 503, FailureClass.BUSY) if busy else failed(routed, Cause.CONNECT_REFUSED)
+        self.world.placing.attempted(a_report(routed, outcome, marks=None), None)
+        if not self._decide(choosing, len(tried) + 2, tried | {routed.at}):
+            self.world.placing.answered(a_line(routed.decision_id, status=502, code="upstream_unreachable"))
+            self.ended += 1
+
+    @rule(name=st.sampled_from(["beta", "gamma"]), seen=st.booleans())
+    def hears(self, name: str, seen: bool) -> None:
+        self.world.clock.now += 500
+        self.world.peer(name, an_endpoint(), now=self.world.clock.now)
+        if seen:
+            self.world.own(an_endpoint())
+
+    @invariant()
+    def books_agree(self) -> None:
+        world = self.world
+        assert len(world.ledger) == len(self.open)
+        assert set(world.placing.open) == {routed.decision_id for _, routed, _ in self.open}
+        assert len(world.kept.records) == self.ended
+        own = sum(routed.at == key_of("me") for _, routed, _ in self.open)
+        assert world.work.in_flight("llama") == own
+
+    def teardown(self) -> None:
+        for choosing, routed, _ in self.open:
+            choosing.fail(routed.seq)
+            self.world.placing.answered(a_line(routed.decision_id, status=503, code="shutting_down"))
+        assert len(self.world.ledger) == 0
+        assert not self.world.placing.open
+        assert not self.world.ledger.owed
+        assert not self.world.ledger.loading
+        assert self.world.work.in_flight("llama") == 0
+
+
+TestRequests = Requests.TestCase
+TestRequests.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
