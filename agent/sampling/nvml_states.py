@@ -1,0 +1,288 @@
+"""The life of the process that talks to the driver: when it is started, asked, given up on, stopped, tried again.
+
+Rules: never two at a time; one question outstanding; TERM always comes before KILL, since a killed client can leave
+a GPU hung; nothing latches, a failed start is tried again for ever. A pure machine: it starts no process, reads no
+clock and knows no GPU.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import Final
+
+from msgspec import Struct
+
+from agent.sampling.nvml_wire import BINDING_MISSING
+
+
+class ProbeState(Enum):
+    OFF = "off"
+    STARTING = "starting"
+    READY = "ready"
+    HUNG = "hung"
+    STOPPING = "stopping"
+    UNDEAD = "undead"
+    BACKOFF = "backoff"
+    ENDED = "ended"
+
+
+class Cause(Enum):
+    """Why the process is not there: each has its own wait before the next start."""
+
+    CRASH = "crash"
+    HANG = "hang"
+    INIT = "init"
+    BINDING = "binding"
+    RECYCLE = "recycle"
+    DENIED = "denied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTimes:
+    """Deadlines and waits in milliseconds. Tests shorten them."""
+
+    hello_ms: int = 20_000
+    hung_ms: int = 10_000
+    quit_ms: int = 700
+    grace_ms: int = 2_000
+    grace_hung_ms: int = 5_000
+    kill_ms: int = 5_000
+    end_grace_ms: int = 1_500
+    end_ms: int = 1_800
+    crash_ms: tuple[int, int] = (1_000, 60_000)
+    hang_ms: tuple[int, int] = (5_000, 300_000)
+    init_ms: tuple[int, int] = (5_000, 60_000)
+    binding_ms: tuple[int, int] = (300_000, 300_000)
+    well_ms: int = 600_000
+
+    def wait(self, cause: Cause, failures: int) -> int:
+        """The wait before start number ``failures`` + 1: it doubles from the first to the second figure."""
+        least, most = {
+            Cause.CRASH: self.crash_ms,
+            Cause.HANG: self.hang_ms,
+            Cause.INIT: self.init_ms,
+            Cause.DENIED: self.init_ms,
+            Cause.BINDING: self.binding_ms,
+            Cause.RECYCLE: (0, 0),
+        }[cause]
+        return min(most, least << min(20, failures - 1))
+
+
+class HardwareSeen(Struct, frozen=True):
+    """Whether there is a driver, card or library; ``changed``: the driver is another one than before."""
+
+    present: bool
+    changed: bool = False
+
+
+class HelloAnswered(Struct, frozen=True):
+    """The process is up, or could not come up for the reason ``code``."""
+
+    code: int = 0
+
+
+class Asked(Struct, frozen=True):
+    """A question was sent; the answer is wanted within ``within_ms``."""
+
+    within_ms: int
+
+
+class Answered(Struct, frozen=True):
+    """The outstanding question was answered."""
+
+
+class Unwanted(Struct, frozen=True):
+    """The process must go: it broke the protocol, its library is beyond use, or access was revoked."""
+
+    cause: Cause
+
+
+class Exited(Struct, frozen=True):
+    """The process has ended and was reaped."""
+
+
+class EndRequested(Struct, frozen=True):
+    """The daemon ends."""
+
+
+class TimePassed(Struct, frozen=True):
+    """``deadline`` was reached."""
+
+
+Event = HardwareSeen | HelloAnswered | Asked | Answered | Unwanted | Exited | EndRequested | TimePassed
+
+
+class Start(Struct, frozen=True):
+    """Start the process and say hello."""
+
+
+class Quit(Struct, frozen=True):
+    """Ask the process to end."""
+
+
+class Terminate(Struct, frozen=True):
+    """Send SIGTERM."""
+
+
+class Kill(Struct, frozen=True):
+    """Send SIGKILL."""
+
+
+class Changed(Struct, frozen=True):
+    """Tell people: the state is ``state`` now, by ``cause`` if something failed. ``code`` is the driver's."""
+
+    state: ProbeState
+    cause: Cause | None = None
+    code: int = 0
+
+
+Action = Start | Quit | Terminate | Kill | Changed
+
+NO_PERMISSION: Final = 4
+_JITTER: Final = 0.2
+
+
+class Supervisor:
+    """``state``; ``alive``: whether a process may exist; ``served``: whether it was ever ready; ``code``: why the last
+    start failed, 0 if it did not; ``cause`` of the present absence."""
+
+    def __init__(self, rng: Random, times: ProbeTimes | None = None) -> None:
+        self._rng = rng
+        self._times = times or ProbeTimes()
+        self.state = ProbeState.OFF
+        self.deadline: int | None = None
+        self.alive = False
+        self.served = False
+        self.code = 0
+        self.cause: Cause | None = None
+        self._failures = 0
+        self._ready_ms = 0
+        self._asked_ms = 0
+        self._steps: list[tuple[Action, int]] = []
+        self._then = ProbeState.BACKOFF
+
+    def handle(self, event: Event, now: int) -> list[Action]:
+        match event:
+            case HardwareSeen():
+                return self._hardware(event, now)
+            case HelloAnswered():
+                return self._hello(event.code, now)
+            case Asked():
+                self._asked_ms, self.deadline = now, now + event.within_ms
+                return []
+            case Answered():
+                return self._answered()
+            case Unwanted():
+                return self._stop(event.cause, now) if self._serving() else []
+            case Exited():
+                return self._exited(now)
+            case EndRequested():
+                return self._end(now)
+            case TimePassed():
+                due = self.deadline is not None and now >= self.deadline
+                return self._late(now) if due else []
+
+    def _serving(self) -> bool:
+        return self.state in (ProbeState.STARTING, ProbeState.READY, ProbeState.HUNG)
+
+    def _hardware(self, event: HardwareSeen, now: int) -> list[Action]:
+        if self.state is ProbeState.OFF:
+            return self._start(now) if event.present else []
+        if self.state is ProbeState.BACKOFF and not event.present:
+            return self._to(ProbeState.OFF)
+        if self.state is ProbeState.BACKOFF and event.changed:
+            return self._start(now)
+        return []
+
+    def _start(self, now: int) -> list[Action]:
+        self.alive = True
+        changed = self._to(ProbeState.STARTING)
+        self.deadline = now + self._times.hello_ms
+        return [*changed, Start()]
+
+    def _hello(self, code: int, now: int) -> list[Action]:
+        if self.state is not ProbeState.STARTING:
+            return []
+        self.code = code
+        if code:
+            causes = {BINDING_MISSING: Cause.BINDING, NO_PERMISSION: Cause.DENIED}
+            return self._stop(causes.get(code, Cause.INIT), now)
+        self.served, self.cause, self._ready_ms = True, None, now
+        return self._to(ProbeState.READY)
+
+    def _answered(self) -> list[Action]:
+        if self.state is ProbeState.HUNG:
+            return self._to(ProbeState.READY)
+        if self.state is ProbeState.READY:
+            self.deadline = None
+        return []
+
+    def _late(self, now: int) -> list[Action]:
+        if self.state is ProbeState.READY:
+            changed = self._to(ProbeState.HUNG)
+            self.deadline = max(now, self._asked_ms + self._times.hung_ms)
+            return changed
+        if self.state in (ProbeState.STARTING, ProbeState.HUNG):
+            return self._stop(Cause.HANG, now)
+        if self.state is ProbeState.BACKOFF:
+            return self._start(now)
+        return self._next_step(now)
+
+    def _stop(self, cause: Cause, now: int) -> list[Action]:
+        """A process that answers is asked first, one that does not is terminated; then patience, then SIGKILL."""
+        times = self._times
+        if self.state is ProbeState.READY and now - self._ready_ms >= times.well_ms:
+            self._failures = 0
+        self.cause = cause
+        asked: list[tuple[Action, int]] = [(Quit(), times.quit_ms), (Terminate(), times.grace_ms)]
+        if cause is Cause.HANG:
+            asked = [(Terminate(), times.grace_hung_ms)]
+        self._steps = [*asked, (Kill(), times.kill_ms)]
+        self._then = ProbeState.BACKOFF
+        changed = self._to(ProbeState.STOPPING)
+        return [*changed, *self._next_step(now)]
+
+    def _end(self, now: int) -> list[Action]:
+        times = self._times
+        if not self.alive:
+            return self._to(ProbeState.ENDED)
+        self._then = ProbeState.ENDED
+        self._steps = [(Terminate(), times.end_grace_ms), (Kill(), times.end_ms - times.end_grace_ms)]
+        changed = self._to(ProbeState.STOPPING)
+        return [*changed, *self._next_step(now)]
+
+    def _next_step(self, now: int) -> list[Action]:
+        if self._steps:
+            action, patience_ms = self._steps.pop(0)
+            self.deadline = now + patience_ms
+            return [action]
+        if self.state is ProbeState.STOPPING:
+            return self._to(ProbeState.UNDEAD if self._then is ProbeState.BACKOFF else ProbeState.ENDED)
+        self.deadline = None
+        return []
+
+    def _exited(self, now: int) -> list[Action]:
+        self.alive = False
+        if self.state is ProbeState.ENDED:
+            return []
+        if self._then is ProbeState.ENDED:
+            return self._to(ProbeState.ENDED)
+        if self._serving():
+            if self.state is ProbeState.READY and now - self._ready_ms >= self._times.well_ms:
+                self._failures = 0
+            self.cause = Cause.CRASH
+        cause = self.cause or Cause.CRASH
+        if cause is not Cause.RECYCLE:
+            self._failures += 1
+        changed = self._to(ProbeState.BACKOFF)
+        wait = self._times.wait(cause, max(1, self._failures))
+        self.deadline = now + round(wait * (1 + _JITTER * (2 * self._rng.random() - 1)))
+        return changed
+
+    def _to(self, state: ProbeState) -> list[Action]:
+        self.deadline = None
+        if state is self.state:
+            return []
+        self.state = state
+        failed = self.cause if state not in (ProbeState.READY, ProbeState.OFF) else None
+        return [Changed(state=state, cause=failed, code=self.code)]
