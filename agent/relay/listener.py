@@ -2,8 +2,9 @@
 
 Owns: the limits of intake (head and body size, time, pace), keep-alive, pipelining, reply framing, back-pressure
 toward the client. Rules: reading is never paused while a request is in flight, since that is how a disconnect is
-seen; everything due within one turn leaves in one write; a reply that broke is closed without its last chunk.
-Refuses to know routes, dialects and upstreams: a ``Front`` judges heads and starts what answers.
+seen; nothing more is read while the last reply is not taken; a client that takes nothing for 30 s is dropped, also
+while it is being closed; everything due within one turn leaves in one write; a reply that broke is closed without its
+last chunk. Refuses to know routes, dialects and upstreams: a ``Front`` judges heads and starts what answers.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ class Phase(Enum):
     BODY = "body"
     WAIT = "wait"
     REPLY = "reply"
+    UNTAKEN = "untaken"
     EMPTY = "empty"
     DRAIN = "drain"
     CLOSED = "closed"
@@ -102,7 +104,7 @@ class ServerConnection(asyncio.Protocol):
             self._read_head(data)
         elif phase is Phase.BODY:
             self._read_body(data)
-        elif phase in (Phase.WAIT, Phase.REPLY):
+        elif phase in (Phase.WAIT, Phase.REPLY, Phase.UNTAKEN):
             self._keep_for_later(data)
         elif phase is Phase.EMPTY:
             self._read_empty(data)
@@ -112,7 +114,7 @@ class ServerConnection(asyncio.Protocol):
                 self.abort()
 
     def pause_writing(self) -> None:
-        self._stalled_at = self._clock.boot_ms(), self._transport.get_write_buffer_size()
+        self._watch_writing()
         if self._work is not None:
             self._work.pause()
 
@@ -120,6 +122,11 @@ class ServerConnection(asyncio.Protocol):
         self._stalled_at = None
         if self._work is not None:
             self._work.resume()
+        elif self._phase is Phase.UNTAKEN:
+            self._transport.resume_reading()
+            self._next()
+        elif self._phase is Phase.CLOSED:
+            self._watch_writing()
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -290,15 +297,14 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drop the connection; nothing more is written."""
-        if self._phase is not Phase.CLOSED:
-            self._phase = Phase.CLOSED
-            self._leave()
-            self._transport.abort()
+        self._phase = Phase.CLOSED
+        self._leave()
+        self._transport.abort()
 
     def close_when_idle(self) -> None:
         """No further request on this connection."""
         self._closing = True
-        if self._phase is Phase.IDLE:
+        if self._phase in (Phase.IDLE, Phase.UNTAKEN):
             self._shut()
 
     def peer_certificate(self) -> bytes | None:
@@ -329,6 +335,10 @@ class ServerConnection(asyncio.Protocol):
                 self.abort()
             elif phase in (Phase.IDLE, Phase.DRAIN):
                 self._shut()
+
+    def _watch_writing(self) -> None:
+        """Bytes are waiting for the client: from now on it has to take some."""
+        self._stalled_at = self._clock.boot_ms(), self._transport.get_write_buffer_size()
 
     def _check_stall(self, now: int, since: int, size: int) -> None:
         left = self._transport.get_write_buffer_size()
@@ -379,7 +389,11 @@ class ServerConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         self._request = None
-        if self._pending:
+        if self._stalled_at is not None:
+            self._phase = Phase.UNTAKEN
+            self.deadline = None
+            self._transport.pause_reading()
+        elif self._pending:
             self._phase = Phase.WAIT
             asyncio.get_running_loop().call_soon(self._take_up)
         else:
@@ -399,6 +413,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _shut(self) -> None:
         self._phase = Phase.CLOSED
+        if self._transport.get_write_buffer_size():
+            self._watch_writing()
         self._transport.close()
 
     def _leave(self) -> None:

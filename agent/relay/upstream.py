@@ -169,6 +169,8 @@ class UpstreamConnection(asyncio.Protocol):
         buffered = self.transport.get_write_buffer_size()
         if self._reusable and self._sent and not buffered and not self._over_quota():
             self._pool.keep(self, self._idle_ms)
+        elif buffered:
+            self.transport.abort()
         else:
             self.transport.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
 from agent.identity.certificate import server_name
 from agent.identity.listener import Listener, bind
@@ -77,11 +78,18 @@ class Ingress:
 
 
 @asynccontextmanager
-async def ingress(tmp_path: Path, upstream: int, roles: int = Role.ROUTER) -> AsyncIterator[Ingress]:
+async def ingress(
+    tmp_path: Path,
+    upstream: int,
+    roles: int = Role.ROUTER,
+    *,
+    clock: Clock | None = None,
+    handshake_s: float = 5.0,
+) -> AsyncIterator[Ingress]:
     serving = await start_node(tmp_path / "serving", "serving")
     calling = await start_node(tmp_path / "calling", "calling")
     await introduce(serving, calling)
-    relay, local = build(), LocalWork()
+    relay, local = build(clock), LocalWork()
     relay.gate.state = STATE
     relay.fleet.add(Local("e0", upstream))
     own = calling.own
@@ -107,6 +115,7 @@ async def ingress(tmp_path: Path, upstream: int, roles: int = Role.ROUTER) -> As
         admittance=serving.admittance,
         tasks=tasks,
         refused=serving.refused,
+        handshake_s=handshake_s,
     )
     listener.start()
     try:

@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import json
 
-import pytest
-
 from agent.relay.intake import BodyReader, HeadReader, Request
 from router_core import limits
 from tests.agent.relay.client import BODY, Client, ask, post
-from tests.agent.relay.rig import Relay, running
+from tests.agent.relay.rig import running
 from tests.support.recorder import Exchange, Recorder
 from tests.support.until import until
 
@@ -138,117 +136,6 @@ async def test_bodies_beyond_the_common_memory_are_refused_before_they_are_read(
         assert (await first.heard()).status == 200
         first.close()
         relay.assert_idle()
-
-
-class ShiftedClock:
-    """The host's clock, moved forward at will."""
-
-    def __init__(self) -> None:
-        self.ahead_ms = 0
-        self._loop = asyncio.get_running_loop()
-
-    def boot_ms(self) -> int:
-        return int(self._loop.time() * 1000) + self.ahead_ms
-
-    def boot_us(self) -> int:
-        return int(self._loop.time() * 1_000_000) + self.ahead_ms * 1000
-
-    def wall_ms(self) -> int:
-        return 0
-
-
-def tick(relay: Relay) -> None:
-    for connection in relay.roll:
-        connection.tick(relay.clock.boot_ms())
-
-
-@pytest.mark.threat("T20")
-async def test_a_head_that_takes_too_long_is_408() -> None:
-    clock = ShiftedClock()
-    async with Recorder() as up, running(up.port, clock=clock) as relay:
-        client = await Client.to(relay.port)
-        await client.send(LINE + b"Host")
-        await until(lambda: any(each.phase.value == "head" for each in relay.roll))
-        clock.ahead_ms = limits.REQUEST_HEAD_TIME - 1_000
-        tick(relay)
-        assert len(relay.watch.lines) == 0
-        clock.ahead_ms = limits.REQUEST_HEAD_TIME + 1_000
-        tick(relay)
-        assert (await client.heard()).status == 408
-        client.close()
-
-
-async def test_a_body_that_trickles_is_408() -> None:
-    clock = ShiftedClock()
-    async with Recorder() as up, running(up.port, clock=clock) as relay:
-        client = await Client.to(relay.port)
-        await client.send(LINE + HOST % relay.port + TYPE + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1_000)
-        await until(lambda: relay.buffered.held)
-        clock.ahead_ms = limits.BODY_PACE_GRACE - 1_000
-        tick(relay)
-        assert len(relay.watch.lines) == 0
-        clock.ahead_ms = limits.BODY_PACE_GRACE + 1_000
-        tick(relay)
-        assert (await client.heard()).status == 408
-        client.close()
-        relay.assert_idle()
-
-
-async def test_a_body_fast_enough_is_left_alone() -> None:
-    clock = ShiftedClock()
-    async with Recorder() as up, running(up.port, clock=clock) as relay:
-        client = await Client.to(relay.port)
-        await client.send(
-            LINE + HOST % relay.port + TYPE + b"Content-Length: 1000000\r\n\r\n" + b"x" * 100_000
-        )
-        await until(lambda: any(each.received == 100_000 for each in relay.roll))
-        clock.ahead_ms = 10_000
-        tick(relay)
-        assert len(relay.watch.lines) == 0
-        client.close()
-
-
-async def test_an_idle_connection_is_closed_after_ninety_seconds() -> None:
-    clock = ShiftedClock()
-    async with Recorder() as up, running(up.port, clock=clock) as relay:
-        client = await Client.to(relay.port)
-        await client.send(post(relay.port))
-        await client.heard()
-        clock.ahead_ms = limits.KEEP_ALIVE_IDLE - 1_000
-        tick(relay)
-        await client.send(post(relay.port))
-        await client.heard()
-        clock.ahead_ms += limits.KEEP_ALIVE_IDLE + 1_000
-        tick(relay)
-        await client.ended()
-        client.close()
-
-
-@pytest.mark.threat("T22")
-async def test_a_client_that_stops_reading_is_dropped_after_thirty_seconds() -> None:
-    clock = ShiftedClock()
-    ended = asyncio.Event()
-
-    async def script(exchange: Exchange) -> None:
-        try:
-            await exchange.begin_stream()
-            while True:
-                await exchange.chunk(b"x" * 100_000)
-        except ConnectionError:
-            ended.set()
-
-    async with Recorder(script) as up, running(up.port, clock=clock) as relay:
-        client = await Client.to(relay.port)
-        client.writer.transport.pause_reading()
-        await client.send(post(relay.port))
-        await until(lambda: any(each.is_stalled for each in relay.roll))
-        tick(relay)
-        clock.ahead_ms = limits.WRITE_STALL + 1_000
-        tick(relay)
-        await asyncio.wait_for(ended.wait(), 5)
-        await until(lambda: relay.watch.lines)
-        assert (relay.watch.lines[0].status, relay.watch.lines[0].code) == (499, "slow_client")
-        client.reset()
 
 
 async def test_other_expectations_cannot_be_met() -> None:

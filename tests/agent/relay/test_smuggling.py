@@ -160,6 +160,9 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Nothing is ever buffered."""
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
 
 class Taken:
     """A front that takes every request and answers it at once."""
