@@ -15,20 +15,23 @@ from agent.identity.tls import TlsContexts
 from agent.mesh.addresses import AddressBook, Endpoint
 from agent.relay.ports import PeerRoute
 from agent.settings.manifest import EngineKind
-from router_core.ids import Id16, NodeId, id16_of, id32_of
+from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
 from router_core.record.membership import Liveness, Member
-from router_core.record.state import Address
+from router_core.record.state import Address, Static
 
 CONNECTIONS_MOST = 256
 _CONNECTIONS_SPARE = 8
+_KINDS = frozenset(EngineKind)
 
 
-class _Stamp(NamedTuple):
-    """What a peer's route was built from."""
+class _Known(NamedTuple):
+    """A peer's route, the address in it, and what both were made of."""
 
-    endpoint: Endpoint
-    der: bytes
+    static: Static
+    member: Member
     build: int
+    endpoint: Endpoint
+    route: PeerRoute
 
 
 class EngineTarget:
@@ -77,7 +80,12 @@ class NodeTargets:
         self._book = book
         self._is_draining = is_draining
         self._known: dict[str, tuple[EndpointStatus, EngineTarget]] = {}
-        self._routes: dict[NodeId, tuple[_Stamp, PeerRoute]] = {}
+        self._routes: dict[NodeId, _Known] = {}
+
+    def members_changed(self, members: Mapping[Id16, Member], _mesh_id: MeshId) -> None:
+        """The roster changed: what is known of the ways to nodes that left it goes with them."""
+        self._book.admit_members(members)
+        self._routes = {node: known for node, known in self._routes.items() if known.member.id16 in members}
 
     def local(self, endpoint: str) -> EngineTarget | None:
         """An own engine that takes requests now, else None."""
@@ -96,33 +104,43 @@ class NodeTargets:
         seen = self._board.current.nodes.get(id16)
         if member is None or seen is None or seen.static is None:
             return None
-        addrs = tuple(
-            Address(ip=addr.ip, mesh_port=addr.ingress_port, ingress_port=addr.ingress_port)
-            for addr in seen.static.addrs
-        )
-        found = self._book.choose(member, addrs)
-        if not found:
-            return None
-        best = found[0]
-        stamp = _Stamp(best, member.der, self._contexts.build)
-        known = self._routes.get(node)
-        if known is None or known[0] != stamp:
-            route = PeerRoute(
-                node=node,
-                ip=str(best.ip),
-                port=best.port,
-                context=self._contexts.client,
-                build=self._contexts.build,
-                pin=member.der,
-            )
-            known = self._routes[node] = (stamp, route)
-        return known[1]
+        known, build = self._routes.get(node), self._contexts.build
+        if (
+            known is None
+            or known.static is not seen.static
+            or known.member is not member
+            or known.build != build
+        ):
+            known = self._found(node, member, seen.static, build)
+            if known is None:
+                return None
+            self._routes[node] = known
+        return known.route
 
     def unreached(self, node: NodeId) -> None:
         """The address last given out for ``node`` could not be connected."""
         known = self._routes.pop(node, None)
         if known is not None:
-            self._book.failed(id16_of(id32_of(node)), known[0].endpoint)
+            self._book.failed(id16_of(id32_of(node)), known.endpoint)
+
+    def _found(self, node: NodeId, member: Member, static: Static, build: int) -> _Known | None:
+        addrs = tuple(
+            Address(ip=addr.ip, mesh_port=addr.ingress_port, ingress_port=addr.ingress_port)
+            for addr in static.addrs
+        )
+        found = self._book.choose(member, addrs)
+        if not found:
+            return None
+        best = found[0]
+        route = PeerRoute(
+            node=node,
+            ip=str(best.ip),
+            port=best.port,
+            context=self._contexts.client,
+            build=build,
+            pin=member.der,
+        )
+        return _Known(static=static, member=member, build=build, endpoint=best, route=route)
 
     def peer_classify(self, node: NodeId, endpoint: str, status: int, prefix: bytes) -> Enum:
         """The failure class of a peer's engine, by the kind its record names."""
@@ -137,6 +155,6 @@ class NodeTargets:
         seen = self._board.current.nodes.get(id16_of(id32_of(node)))
         if seen is not None and seen.static is not None:
             for facts in seen.static.engines:
-                if facts.name == endpoint and facts.kind in set(EngineKind):
+                if facts.name == endpoint and facts.kind in _KINDS:
                     return EngineKind(facts.kind)
         return EngineKind.OPENAI

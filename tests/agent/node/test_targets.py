@@ -1,0 +1,167 @@
+"""Where chosen endpoints are: look-ups that follow the roster, the view and what could not be reached."""
+
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import pytest
+
+from agent.engines.contract import Credential, EndpointStatus, Health
+from agent.identity.own import load_identity
+from agent.identity.tls import OwnFiles, TlsContexts
+from agent.mesh.addresses import AddressBook, AddressRules
+from agent.node.targets import CONNECTIONS_MOST, NodeTargets
+from router_core.exchange.failure import FailureClass
+from router_core.ids import Id16, node_id_of
+from router_core.record.membership import Liveness, Member
+from router_core.record.state import Address
+from tests.agent.node.rig import MESH, World, a_member, an_endpoint, an_owned, id32
+
+BETA = node_id_of(id32("beta"))
+TWO = tuple(
+    Address(ip=ip_address(ip).packed, mesh_port=7_433, ingress_port=7_434) for ip in ("10.0.0.1", "10.0.0.2")
+)
+
+
+class Hand:
+    """Targets over a world, with the endpoints, the roster and the draining in a test's hand."""
+
+    def __init__(self, folder: Path) -> None:
+        own = load_identity(folder, b"machine")
+        self.world = World()
+        self.endpoints: dict[str, EndpointStatus] = {}
+        self.members: Mapping[Id16, Member] = {}
+        self.draining = False
+        self.contexts = TlsContexts(OwnFiles(own.cert_path, own.key_path))
+        self.targets = NodeTargets(
+            board=self.world.board,
+            endpoints=lambda: self.endpoints,
+            members=lambda: self.members,
+            contexts=self.contexts,
+            book=AddressBook(AddressRules(allow=(ip_network("10.0.0.0/8"),))),
+            is_draining=lambda: self.draining,
+        )
+
+    def admit(self, *members: Member) -> None:
+        self.members = {member.id16: member for member in members}
+        self.targets.members_changed(self.members, MESH)
+
+    def beta(self) -> tuple[str, int] | None:
+        route = self.targets.peer(BETA)
+        return None if route is None else (route.ip, route.port)
+
+
+@pytest.fixture
+def hand(tmp_path: Path) -> Hand:
+    hand = Hand(tmp_path)
+    hand.admit(a_member("beta"))
+    hand.world.peer("beta", an_endpoint(), addrs=TWO)
+    return hand
+
+
+def test_a_peer_is_where_it_says_its_ingress_is(hand: Hand) -> None:
+    route = hand.targets.peer(BETA)
+    assert route is not None
+    assert (route.ip, route.port, route.pin) == ("10.0.0.1", 7_434, b"beta")
+
+
+def test_an_address_that_could_not_be_connected_comes_last_next_time(hand: Hand) -> None:
+    assert hand.beta() == ("10.0.0.1", 7_434)
+    hand.targets.unreached(BETA)
+    assert hand.beta() == ("10.0.0.2", 7_434)
+    hand.targets.unreached(BETA)
+    assert hand.beta() == ("10.0.0.1", 7_434)
+
+
+def test_a_look_up_costs_nothing_new_until_something_changed(hand: Hand) -> None:
+    first = hand.targets.peer(BETA)
+    assert hand.targets.peer(BETA) is first
+    hand.world.peer("beta", an_endpoint(), addrs=TWO[1:])
+    assert hand.beta() == ("10.0.0.2", 7_434)
+
+
+def test_a_new_certificate_of_a_peer_is_pinned_at_once(hand: Hand) -> None:
+    hand.targets.peer(BETA)
+    hand.admit(a_member("beta", der=b"other"))
+    route = hand.targets.peer(BETA)
+    assert route is not None
+    assert route.pin == b"other"
+
+
+def test_who_left_the_roster_is_nowhere(hand: Hand) -> None:
+    assert hand.beta() is not None
+    hand.admit()
+    assert hand.beta() is None
+
+
+@pytest.mark.parametrize(
+    "addrs", [(), (Address(ip=b"\x08\x08\x08\x08", mesh_port=7_433, ingress_port=7_434),)]
+)
+def test_a_peer_without_an_address_that_may_be_dialled_is_nowhere(
+    hand: Hand, addrs: tuple[Address, ...]
+) -> None:
+    hand.world.peer("beta", an_endpoint(), addrs=addrs)
+    assert hand.beta() is None
+    hand.targets.unreached(BETA)
+
+
+def test_a_peer_whose_facts_are_unknown_is_nowhere(hand: Hand) -> None:
+    hand.world.hear("beta", None, None)
+    assert hand.beta() is None
+
+
+def test_liveness_is_the_meshs_verdict_and_gone_for_strangers(hand: Hand) -> None:
+    assert hand.targets.liveness(BETA) is Liveness.FRESH
+    hand.world.peer("beta", an_endpoint(), state=Liveness.SUSPECT)
+    assert hand.targets.liveness(BETA) is Liveness.SUSPECT
+    hand.world.admit()
+    assert hand.targets.liveness(BETA) is Liveness.GONE
+
+
+def test_an_own_engine_takes_requests_while_it_is_well_and_the_node_stays(hand: Hand) -> None:
+    hand.endpoints = {"llama": an_endpoint()}
+    assert hand.targets.local("llama") is hand.targets.local("llama")
+    assert hand.targets.local("other") is None
+    hand.endpoints = {"llama": an_endpoint(health=Health.UNREACHABLE)}
+    assert hand.targets.local("llama") is None
+    hand.endpoints = {"llama": an_endpoint(health=Health.DEGRADED)}
+    assert hand.targets.local("llama") is not None
+    hand.draining = True
+    assert hand.targets.local("llama") is None
+
+
+def test_an_own_engine_is_addressed_as_its_manifest_says(hand: Hand) -> None:
+    hand.endpoints = {
+        "llama": an_endpoint(
+            owned=(an_owned("tiny", aliases=("small",)),), credential=Credential("key"), max_queue=1_000
+        )
+    }
+    found = hand.targets.local("llama")
+    assert found is not None
+    assert (found.ip, found.port, found.host) == ("127.0.0.1", 8_080, b"127.0.0.1:8080")
+    assert found.authorization == "Bearer key"
+    assert found.connections == CONNECTIONS_MOST
+    assert [found.upstream_name(name) for name in ("tiny", "small", "unheard")] == [
+        "/tiny.gguf",
+        "/tiny.gguf",
+        "unheard",
+    ]
+    assert not found.off_host
+
+
+def test_a_changed_engine_is_seen_at_the_next_look(hand: Hand) -> None:
+    hand.endpoints = {"llama": an_endpoint(slots=1, max_queue=0)}
+    before = hand.targets.local("llama")
+    hand.endpoints = {"llama": an_endpoint(slots=2, max_queue=0)}
+    after = hand.targets.local("llama")
+    assert before is not None
+    assert after is not None
+    assert (before.connections, after.connections) == (9, 10)
+
+
+def test_a_peers_error_is_read_as_its_engine_means_it(hand: Hand) -> None:
+    told = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+    known = hand.targets.peer_classify(BETA, "llama", 503, told)
+    assert known.name == FailureClass.LOADING.name
+    unknown = hand.targets.peer_classify(BETA, "nowhere", 503, told)
+    assert unknown.name in FailureClass.__members__
