@@ -11,21 +11,27 @@ from dataclasses import dataclass
 
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus, Residency
+from agent.node.peaks import Peaks
 from agent.node.statement import (
+    UNSEEN,
     EndpointWork,
     ModelTimes,
     foreign_requests,
+    gpus_in_use,
     is_event,
     static_statement,
     volatile_statement,
 )
+from router_core import limits
 from router_core.placement.local import LocalWork
 from router_core.pressure.samples import Sampled
-from router_core.pressure.wire import mib
+from router_core.pressure.wire import gpu_facts, host_facts, load_memory_mib
 from router_core.record import state
 from router_core.record.state import Flag, ProfileFacts, Static, Volatile
 
 COALESCE_S = 0.05
+LINGER_MS = 2_000
+"""How long an engine may still report a request that we have seen the end of: a cancelled one runs on for a while."""
 PROFILES_MS = 60_000
 _MOVED = 0.10
 
@@ -61,7 +67,6 @@ class Speaking:
         *,
         version: str,
         router: bool,
-        gpu_host: bool,
     ) -> None:
         self._sources = sources
         self._listeners = listeners
@@ -69,13 +74,12 @@ class Speaking:
         self._clock = clock
         self._version = version
         self._router = router
-        self._gpu_host = gpu_host
         self._sampled: Sampled | None = None
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
-        self._most_ours: dict[str, int] = {}
+        self._peaks: dict[str, Peaks] = {}
         self._polled: dict[str, tuple[int | None, int]] = {}
-        self._loading: dict[tuple[str, str], int] = {}
+        self._times: dict[tuple[str, str], ModelTimes] = {}
         self._claims: list[tuple[str, str, ProfileFacts]] = []
         self._claims_at: int | None = None
         self._made_of: object = None
@@ -93,15 +97,11 @@ class Speaking:
 
     def engine_changed(self, _status: EndpointStatus, urgent: bool) -> None:
         """An engine's monitor saw something new; ``urgent``: a residency or state others must know at once."""
-        if urgent:
-            self.speak()
-        else:
-            self._soon()
+        self._soon(0.0 if urgent else COALESCE_S)
 
     def work_changed(self, endpoint: str) -> None:
         """A request entered or left an own endpoint."""
-        ours = self._work.in_flight(endpoint)
-        self._most_ours[endpoint] = max(ours, self._most_ours.get(endpoint, 0))
+        self._peaks.setdefault(endpoint, Peaks()).note(self._work.in_flight(endpoint), self._clock.boot_ms())
         self._soon()
 
     def drain(self) -> None:
@@ -116,21 +116,18 @@ class Speaking:
             self._timer = None
         now = self._clock.boot_ms()
         endpoints = list(self._sources.endpoints().values())
-        self._watch_loads(endpoints, now)
+        self._watch_models(endpoints, now)
         static = self._stated(endpoints, now)
         volatile = volatile_statement(
             static,
             sampled=self._sampled,
             endpoints=endpoints,
             work={endpoint.name: self._work_at(endpoint, now) for endpoint in endpoints},
-            times={
-                key: ModelTimes(loading_ms=self._loading.get(key), used_ms=self._sources.used.get(key))
-                for key in self._loading.keys() | self._sources.used.keys()
-            },
+            times=self._times,
             seen=self._work.seen(now),
             disp=self._sources.dispatch() if self._router else None,
             flags=Flag.DRAINING if self._draining else Flag(0),
-            load_memory_mib=self._load_memory_mib(),
+            load_memory_mib=load_memory_mib(self._sampled, now),
             now=now,
         )
         urgent = self.volatile is None or is_event(self.volatile, volatile)
@@ -143,55 +140,84 @@ class Speaking:
         sampled = self._sampled
         made_of = (
             self._sources.addresses(),
-            (sampled.profile, sampled.host is not None) if sampled is not None else None,
+            (sampled.profile, host_facts(sampled.host) if sampled.host is not None else None)
+            if sampled is not None
+            else None,
             tuple((e.manifest, e.identity, e.owned, e.slots, e.dialects) for e in endpoints),
             self._published(now),
+            self._worth(endpoints),
+            gpu_facts(sampled) if sampled is not None else (),
+            gpus_in_use(sampled),
         )
         if self.static is None or made_of != self._made_of:
             self._made_of = made_of
-            self.static = static_statement(
+            static = static_statement(
                 sampled=sampled,
                 addrs=made_of[0],
                 version=self._version,
                 router=self._router,
                 endpoints=endpoints,
                 profiles=made_of[3],
+                keep=made_of[4],
             )
+            if static != self.static:
+                self.static = static
         return self.static
 
-    def _soon(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self.speak)
+    def _worth(self, endpoints: Sequence[EndpointStatus]) -> frozenset[tuple[str, str]]:
+        """Which models to publish if there are too many: the resident ones, then those used last."""
+        if sum(len(endpoint.owned) for endpoint in endpoints) <= limits.MODELS:
+            return frozenset()
+        used = self._sources.used
+        resident = [
+            (endpoint.name, owned.name)
+            for endpoint in endpoints
+            for owned in endpoint.owned
+            if any(model.native_id == owned.native_id for model in endpoint.resident)
+        ]
+        lately = sorted(used, key=lambda key: -used[key])
+        return frozenset(list(dict.fromkeys((*resident, *lately)))[: limits.MODELS])
+
+    def _soon(self, within_s: float = COALESCE_S) -> None:
+        """Speak from the loop, never from the call that told of a change: a fault here must not become its."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + within_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(within_s, self.speak)
 
     def _work_at(self, endpoint: EndpointStatus, now: int) -> EndpointWork:
         name = endpoint.name
         polled, foreign = self._polled.get(name, (None, 0))
         if endpoint.observed_ms != polled:
-            ours = self._work.in_flight(name)
-            foreign = foreign_requests(endpoint, max(ours, self._most_ours.get(name, 0)))
+            since = (endpoint.observed_ms or now) - LINGER_MS
+            peaks = self._peaks.get(name)
+            foreign = foreign_requests(endpoint, peaks.most(since) if peaks is not None else 0)
             self._polled[name] = (endpoint.observed_ms, foreign)
-            self._most_ours[name] = ours
         return EndpointWork(
             ours=self._work.in_flight(name),
             foreign=foreign,
             work_s=self._work.work_s(name, endpoint.slots or 1, now, foreign),
         )
 
-    def _watch_loads(self, endpoints: Sequence[EndpointStatus], now: int) -> None:
-        loading = {}
+    def _watch_models(self, endpoints: Sequence[EndpointStatus], now: int) -> None:
+        """Note when each model of an own engine began to load and when it was first seen at hand."""
+        times = {}
         for endpoint in endpoints:
             names = {owned.native_id: owned.name for owned in endpoint.owned}
             for model in endpoint.resident:
-                if model.state is Residency.LOADING and model.native_id in names:
-                    key = (endpoint.name, names[model.native_id])
-                    loading[key] = self._loading.get(key, now)
-        self._loading = loading
-
-    def _load_memory_mib(self) -> int | None:
-        """Free memory that a cold load would go to: RAM on a host without GPU, unknown on one with."""
-        if self._gpu_host or self._sampled is None or self._sampled.mem_avail_bytes.value is None:
-            return None
-        return mib(self._sampled.mem_avail_bytes.value)
+                if (name := names.get(model.native_id)) is None:
+                    continue
+                key = (endpoint.name, name)
+                before, used = self._times.get(key, UNSEEN), self._sources.used.get(key)
+                loading = model.state is Residency.LOADING
+                since = before.used_ms if before.used_ms is not None else now
+                times[key] = ModelTimes(
+                    loading_ms=(before.loading_ms or now) if loading else None,
+                    used_ms=None if loading else max(since, used or since),
+                )
+        self._times = times
 
     def _published(self, now: int) -> Sequence[tuple[str, str, ProfileFacts]]:
         if self._claims_at is not None and now - self._claims_at < PROFILES_MS:

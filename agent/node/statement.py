@@ -7,7 +7,7 @@ know who publishes the result and when; ``is_event`` says whether a new V is wor
 import hashlib
 import platform as host_platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from msgspec import Struct
 
@@ -23,6 +23,7 @@ from router_core.record.state import (
     EngineFlag,
     EngineState,
     Flag,
+    GpuState,
     Level,
     ModelFacts,
     ModelState,
@@ -34,6 +35,7 @@ from router_core.record.state import (
 _MIB = 1024 * 1024
 _RESERVE_MIB = 1_024
 _RESERVE_SHARE = 20
+_JUMP_MIB = 1_024
 
 
 class EndpointWork(Struct, frozen=True, gc=False, kw_only=True):
@@ -45,7 +47,8 @@ class EndpointWork(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ModelTimes(Struct, frozen=True, gc=False, kw_only=True):
-    """When a model began to load, and when a request of ours last used it (boot ms, None if not seen)."""
+    """When a model began to load, and since when it is idle: when a request of ours last used it, else when it was
+    first seen (boot ms, None if not seen)."""
 
     loading_ms: int | None = None
     used_ms: int | None = None
@@ -63,11 +66,12 @@ def static_statement(
     router: bool,
     endpoints: Sequence[EndpointStatus],
     profiles: Sequence[tuple[str, str, ProfileFacts]],
+    keep: Set[tuple[str, str]] = frozenset(),
 ) -> Static:
     """S of this node, cut to its cap.
 
     ``profiles`` are (endpoint name, model name, facts without positions); those whose model is not published are
-    left out.
+    left out. ``keep`` names the models (endpoint, model) that are cut last.
     """
     host = sampled.host if sampled is not None else None
     served = list(endpoints)[: limits.ENGINES]
@@ -94,11 +98,13 @@ def static_statement(
                 router=router,
             ),
             host=wire.host_facts(host) if host is not None else state.HostFacts(),
-            engines=tuple(_engine_facts(endpoint) for endpoint in served),
+            gpus=wire.gpu_facts(sampled) if sampled is not None else (),
+            engines=tuple(_engine_facts(endpoint, gpus_in_use(sampled)) for endpoint in served),
             models=tuple(models),
             models_total=len(models),
             profiles=tuple(placed),
-        )
+        ),
+        ranked=[index for index, m in enumerate(models) if (served[m.engine].name, m.name) in keep],
     )
 
 
@@ -134,6 +140,7 @@ def volatile_statement(
         flags=flags | (sampled.flags if sampled is not None else Flag.SENSOR_STALE | Flag.NO_LOAD),
         level=wire.node_level(sampled, now) if sampled is not None else None,
         host=wire.host_load(sampled, now) if sampled is not None else state.HostLoad(),
+        gpus=wire.gpu_loads(static.gpus, sampled, now),
         resources=wire.resource_levels(sampled, now) if sampled is not None else (),
         engines=tuple(engines),
         residents=tuple(residents),
@@ -142,13 +149,21 @@ def volatile_statement(
     )
 
 
+def gpus_in_use(sampled: Sampled | None) -> tuple[int, ...]:
+    """The positions of the GPUs that a local engine may use: which of them it does use, nobody tells; one that is
+    lost only counts if there is no other."""
+    gpus = () if sampled is None else sampled.gpus[: limits.GPUS]
+    present = tuple(i for i, gpu in enumerate(gpus) if gpu.sample.state is not GpuState.LOST)
+    return present or tuple(range(len(gpus)))
+
+
 def is_event(old: Volatile, new: Volatile) -> bool:
     """True if ``new`` must be told at once: a level, an engine's state, a residency or a flag changed, or a queue
     crossed 0 or the slots."""
     watched = Flag.DRAINING | Flag.LONELY | Flag.CONFLICT | Flag.NO_LOAD | Flag.DEGRADED
     if (old.flags ^ new.flags) & watched or old.level != new.level:
         return True
-    if _levels(old) != _levels(new) or _residency(old) != _residency(new):
+    if _levels(old) != _levels(new) or _residency(old) != _residency(new) or _gpus_changed(old, new):
         return True
     if len(old.engines) != len(new.engines):
         return True
@@ -169,7 +184,7 @@ def foreign_requests(endpoint: EndpointStatus, most_ours: int) -> int:
     return max(0, load.running + (load.waiting or 0) - most_ours)
 
 
-def _engine_facts(endpoint: EndpointStatus) -> EngineFacts:
+def _engine_facts(endpoint: EndpointStatus, gpus: tuple[int, ...]) -> EngineFacts:
     manifest, identity = endpoint.manifest, endpoint.identity
     flags = EngineFlag(0)
     for on, flag in (
@@ -187,6 +202,7 @@ def _engine_facts(endpoint: EndpointStatus) -> EngineFacts:
         cap_has=int(identity.caps.has) if identity is not None else 0,
         slots=endpoint.slots,
         max_queue=endpoint.max_queue,
+        gpus=() if manifest.remote_host else gpus,
         load_policy=endpoint.load_policy,
         flags=int(flags),
         price_in=round(manifest.price_in * 10_000),
@@ -319,6 +335,24 @@ def _load_left_ds(static: Static, index: int, since: int | None, now: int) -> in
 
 def _levels(body: Volatile) -> tuple[tuple[int, Level | int | None], ...]:
     return tuple((resource.code, resource.level) for resource in body.resources)
+
+
+def _gpus_changed(old: Volatile, new: Volatile) -> bool:
+    """Whether a GPU changed its level or state, or its free memory moved by more than 1 GiB and a tenth."""
+    if len(old.gpus) != len(new.gpus):
+        return True
+    return any(
+        before.state != after.state
+        or before.level != after.level
+        or _jumped(before.vram_free_mib, after.vram_free_mib)
+        for before, after in zip(old.gpus, new.gpus, strict=True)
+    )
+
+
+def _jumped(before: int | None, after: int | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > max(_JUMP_MIB, before // 10)
 
 
 def _residency(body: Volatile) -> frozenset[tuple[int, int, int]]:

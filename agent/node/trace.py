@@ -85,9 +85,13 @@ class TracedPlacer:
         view = self._view()
         id16 = view.me if routed.node is None else id16_of(id32_of(routed.node))
         node, member = view.nodes.get(id16), self._members().get(id16)
-        listed = node is not None and node.static is not None and any(
-            model.name == routed.served and node.static.engines[model.engine].name == routed.endpoint
-            for model in node.static.models
+        listed = (
+            node is not None
+            and node.static is not None
+            and any(
+                model.name == routed.served and node.static.engines[model.engine].name == routed.endpoint
+                for model in node.static.models
+            )
         )
         self._trace.write(
             "placed",

@@ -57,7 +57,8 @@ def test_a_finished_answer_teaches_what_the_engine_told(world: World) -> None:
     assert timings is not None
     assert timings.gen_tokens == 50
     learned = profile(world)
-    assert (learned.prompt.value, learned.gen.value) == (pytest.approx(2_000.0), pytest.approx(49.0))
+    assert learned.prompt.value == pytest.approx(2_000.0)
+    assert learned.gen.value == pytest.approx(49.0)
     assert learned.successes == 1.0
     assert learned.loads_s == ()
 
@@ -96,7 +97,7 @@ def test_a_cold_stream_teaches_the_load_and_no_time_of_its_own(world: World) -> 
     late = marks(1_000_000, first_content_ms=1_004_051.0, last_byte_ms=1_005_000.0)
     world.learning.learn(a_report(cold, marks=late))
     learned = profile(world)
-    assert learned.loads_s == (pytest.approx(4.0),)
+    assert list(learned.loads_s) == pytest.approx([4.0])
     assert learned.prompt.value == pytest.approx(2_000.0)
 
 
@@ -112,14 +113,14 @@ def test_a_cold_answer_in_one_piece_is_judged_by_what_the_engine_told_not_by_the
         last_byte_ms=1_005_050.0,
     )
     world.learning.learn(a_report(cold, marks=whole))
-    assert profile(world).loads_s == (pytest.approx(4.0),)
+    assert list(profile(world).loads_s) == pytest.approx([4.0])
 
 
 def test_a_load_for_a_request_of_a_peer_teaches_its_owner(world: World) -> None:
     routed = routed_to(world, resident=False, ttft_ms=600_000.0, ect_ms=600_000.0, load_ms=0.0, queue_ms=0.0)
     late = marks(1_000_000, first_content_ms=1_004_050.0, last_byte_ms=1_005_000.0)
     world.learning.learn(a_report(replace(routed, net_ms=0.0), side="ingress", marks=late))
-    assert profile(world).loads_s == (pytest.approx(4.0),)
+    assert list(profile(world).loads_s) == pytest.approx([4.0])
 
 
 def test_the_load_is_not_taken_for_a_slow_prompt_where_only_our_own_marks_tell(world: World) -> None:
