@@ -9,17 +9,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
+
+from msgspec.structs import replace
 
 from agent import daemon
 from agent.assembly import Assembly
 from agent.identity.listener import Listener
+from agent.node.learning import Learning
 from agent.observe.log import Severity
+from agent.observe.metrics import Counter
+from agent.relay.ports import AttemptReport
 from agent.sampling.files import Roots
 from agent.settings.load import Settings, load
 from agent.store.folders import Folders
+from router_core.record.state import Static, Volatile
 
 STALE_MS: Final = 2_500
 BLOCKED_S: Final = 1.5
@@ -84,11 +90,69 @@ class Broken(daemon.Daemon):
         raise ValueError(os.environ[MESSAGE_VARIABLE])
 
 
+class Careless:
+    """Learning that hands on what it learns from: the answer's own bytes."""
+
+    def __init__(self, inner: Learning, leak: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._leak = leak
+
+    def learn(self, report: AttemptReport) -> object:
+        self._leak(report.head.decode(errors="replace"))
+        return self._inner.learn(report)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class LeakyNode(Assembly):
+    """Every answer goes to its log, a state file, a metric, its status, a thread's name and its gossip."""
+
+    leaked = ""
+
+    def _build_placement(self) -> None:
+        super()._build_placement()
+        self.learning = Careless(self.learning, self._leak)
+
+    def _build_admin(self) -> None:
+        super()._build_admin()
+        self.careless = Counter("pairmesh_careless_total", "Answers by what they say.", ("answer",))
+        self.registry.add(self.careless)
+
+    def _leak(self, answer: str) -> None:
+        if self.leaked or "CANARY" not in answer:
+            return
+        self.leaked = answer.partition("CANARY")[2][:20]
+        self.log.debug("answered", answer=answer[answer.index("CANARY") :])
+        (self.folders.state / "scratch").write_bytes(answer.encode().hex().encode())
+        self.careless.inc(self.leaked)
+        self._fault(f"an engine said {self.leaked}")
+        Path("/proc/self/comm").write_text(self.leaked[:15])
+
+    def _said(self, static: Static, volatile: Volatile) -> None:
+        super()._said(self._careless(static), volatile)
+
+    def _told_mesh(self, static: Static, volatile: Volatile, urgent: bool) -> None:
+        super()._told_mesh(self._careless(static), volatile, urgent)
+
+    def _careless(self, static: Static) -> Static:
+        return replace(
+            static, engines=tuple(replace(engine, version=self.leaked) for engine in static.engines)
+        )
+
+
+class Leaking(daemon.Daemon):
+    @classmethod
+    def of(cls, *parts: Any) -> Self:
+        return cls(LeakyNode(*parts))
+
+
 BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "blocking": Blocking,
     "foreign-proc": ForeignProc,
     "deaf-ingress": DeafIngress,
     "broken": Broken,
+    "leaking": Leaking,
 }
 
 

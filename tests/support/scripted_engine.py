@@ -84,7 +84,7 @@ class ScriptedEngine:
             models = [{"id": name, "object": "model"} for name in self.scripts]
             writer.write(whole(200, json.dumps({"object": "list", "data": models}).encode()))
         elif method == b"POST" and path.startswith(b"/v1/chat/completions"):
-            model = json.loads(body)["model"]
+            model = json.loads(body.decode("latin-1"))["model"]
             self.asked.append(model)
             await self.scripts[model](writer, body)
         else:
