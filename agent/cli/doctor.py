@@ -22,6 +22,8 @@ from agent.settings.load import Settings, load
 from agent.store.folders import SOCKET_PATH_MOST, Folders
 
 CONNECT_S: Final = 1.0
+SERVICE_RUNTIME: Final = Path("/run/pairmesh")
+"""Where the daemon of the systemd unit has its runtime folder."""
 
 
 def declare(parser: ArgumentParser) -> None:
@@ -41,7 +43,7 @@ def run(args: Namespace) -> int:
     return Exit.FAILED if any(finding.health is Health.BAD for finding in found) else Exit.OK
 
 
-def examine(folders: Folders) -> Iterator[Finding]:
+def examine(folders: Folders, service_runtime: Path = SERVICE_RUNTIME) -> Iterator[Finding]:
     """Every finding about the daemon that ``folders`` names, whether it runs or not."""
     yield from findings.floors(unmet(installed()))
     yield from findings.folders(folder_facts(folders), _daemon_uid(folders))
@@ -53,6 +55,7 @@ def examine(folders: Folders) -> Iterator[Finding]:
         status = DaemonClient(folders.admin_socket).get("/v1/status", StatusDoc)
     except (Unreachable, Refused, msgspec.DecodeError) as exc:
         yield findings.bad("daemon", str(exc))
+        yield from findings.elsewhere(str(folders.runtime), str(service_runtime), service_runtime.exists())
     yield from findings.clock(time.time_ns() // 1_000_000, None if status is None else status.at_ms)
     where = _configured(folders) if status is None else status.own.addresses
     yield from findings.ports(

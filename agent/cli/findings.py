@@ -145,6 +145,16 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
             yield bad("engines", f"{engine.name} ({engine.kind}) is {engine.state}")
 
 
+def elsewhere(asked: str, service: str, exists: bool) -> Iterator[Finding]:
+    """The host's service has folders of its own, which a person's shell does not name."""
+    if exists and asked != service:
+        yield odd(
+            "daemon",
+            f"a systemd service runs at {service}, and {asked} was asked: set RUNTIME_DIRECTORY={service}, and "
+            "STATE_DIRECTORY and CONFIGURATION_DIRECTORY as its unit does",
+        )
+
+
 def members(status: StatusDoc) -> Iterator[Finding]:
     others = [member for member in status.members if not member.me]
     if not others:

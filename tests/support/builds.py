@@ -41,6 +41,14 @@ class Blocking(daemon.Daemon):
         return await super().serve()
 
 
+class Hasty(daemon.Daemon):
+    """Takes a part for stuck after ``STALE_MS``."""
+
+    @classmethod
+    def of(cls, *parts: Any) -> Self:
+        return cls(Assembly(*parts), stale_ms=STALE_MS)
+
+
 class ForeignHost(Assembly):
     """Reads the host below the folder that ``PROC_VARIABLE`` names."""
 
@@ -149,6 +157,7 @@ class Leaking(daemon.Daemon):
 
 BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "blocking": Blocking,
+    "hasty": Hasty,
     "foreign-proc": ForeignProc,
     "deaf-ingress": DeafIngress,
     "broken": Broken,

@@ -1,6 +1,7 @@
 """A daemon's life as its supervisor sees it: real processes, a real notification socket, real signals."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.builds import BLOCKED_S, MESSAGE_VARIABLE, PROC_VARIABLE, entry
+from router_core import limits
+from tests.support.builds import BLOCKED_S, MESSAGE_VARIABLE, PROC_VARIABLE, STALE_MS, entry
 from tests.support.cluster import Node, wait_for
 from tests.support.scripted_engine import STREAM_HEAD, ScriptedEngine, Wire, event, whole
 from tests.support.supervised import Supervised
@@ -99,6 +101,22 @@ async def test_connections_that_nobody_accepts_stop_the_pings(node: Node) -> Non
             (stale_at,) = await daemon.says("STATUS=stale: listeners")
             await until(lambda: asyncio.get_running_loop().time() > stale_at + 1.0)
             assert not [ping for ping in daemon.said(PING) if ping > stale_at]
+
+
+async def test_more_clients_than_are_let_in_do_not_look_like_a_stuck_listener(node: Node) -> None:
+    node.entry = entry("hasty")
+    async with Supervised(node=node) as daemon, contextlib.AsyncExitStack() as crowd:
+        await daemon.says("READY=1")
+        for _ in range(limits.API_CONNECTIONS + 40):
+            _, writer = await asyncio.open_connection(node.ip, node.ports["api"])
+            crowd.callback(writer.close)
+            writer.write(b"GET / HTTP/1.1\r\n")
+        full_at = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > full_at + 2 * STALE_MS / 1_000)
+        assert not [heard.text for heard in daemon.heard if "stale" in heard.text]
+        assert daemon.said(PING)[-1] > full_at + STALE_MS / 1_000
+        await crowd.aclose()
+        assert await offers(node, "nothing") is False
 
 
 async def test_a_reload_does_not_end_the_daemon(node: Node) -> None:

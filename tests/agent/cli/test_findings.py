@@ -41,6 +41,13 @@ def test_a_private_folder_is_its_owners_alone(mode: int | None, uid: int | None,
         assert "chmod 0700 /x" in found.said or "chown" in found.said
 
 
+def test_a_service_elsewhere_on_the_host_is_named() -> None:
+    found = list(findings.elsewhere("/run/user/1000/pairmesh", "/run/pairmesh", True))
+    assert "set RUNTIME_DIRECTORY=/run/pairmesh" in said(found, Health.ODD)
+    assert not list(findings.elsewhere("/run/pairmesh", "/run/pairmesh", True))
+    assert not list(findings.elsewhere("/run/user/1000/pairmesh", "/run/pairmesh", False))
+
+
 def test_peers_that_do_not_link_say_what_to_do() -> None:
     found = list(
         findings.members(with_members(unseen("borg", "b", "wrong_mesh"), unseen("cyan", "c", "lost")))
