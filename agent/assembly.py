@@ -39,11 +39,12 @@ from agent.mesh.shelf import MeshShelf
 from agent.node.gate import Gate
 from agent.node.learning import Learning
 from agent.node.listening import bind_all, shown
-from agent.node.listing import ViewListing
-from agent.node.observing import Observing
+from agent.node.listing import FleetListing
+from agent.node.observing import EngineWaits, Observing
 from agent.node.own_work import own_work
 from agent.node.picture import NodePicture
 from agent.node.placing import Placing
+from agent.node.showing import Showing, placer_of
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.node.targets import NodeTargets
 from agent.node.trace import Trace, TracedObserver, TracedPlacer
@@ -77,7 +78,7 @@ from agent.store.marks import Marks
 from agent.store.members import PeerFiles, RosterFiles
 from agent.store.profiles import ProfileStore
 from router_core.exchange.breaker import Breakers
-from router_core.ids import NodeId, id8_of
+from router_core.ids import Id16, NodeId, id8_of
 from router_core.mesh.machine import Mesh
 from router_core.mesh.publish import Me
 from router_core.placement.fleet import Live
@@ -330,6 +331,9 @@ class Assembly:
         if self.trace is not None:
             observer = TracedObserver(observer, self.trace)
             place = TracedPlacer(place, self.trace, lambda: self.board.current, lambda: self.viewing.members)
+        showing = Showing(
+            fleet=lambda: self.viewing.fleet, policy=self.policy, rtts=self._rtts, rng=new_rng()
+        )
         wiring = Wiring(
             clock=clock,
             policy=self.exchange_policy,
@@ -342,6 +346,7 @@ class Assembly:
             heard_state=self.driver.record_heard,
             rng=new_rng(),
             in_hand=Hands(),
+            first_bytes=EngineWaits(self.engines),
         )
         self.wiring = wiring
         dates, buffered = Dates(), Buffered()
@@ -359,8 +364,8 @@ class Assembly:
         for sock in self.sockets.get("api.listen", ()):
             api_front = ApiFront(
                 wiring=wiring,
-                place=place,
-                listing=lambda: ViewListing(self.board.current, self.policy),
+                place=placer_of(place, showing),
+                listing=lambda: FleetListing(self.viewing.fleet, self.engines.endpoints(), clock),
                 phase=lambda: self.phase,
                 doors=Doors.of(sock.getsockname()[:2], api.hosts, api.origins),
                 roll=self.api_roll,
@@ -476,6 +481,10 @@ class Assembly:
         local = [each for each in self.engines.endpoints().values() if not each.manifest.remote_host]
         up = [status for status in local if status.health.takes_requests]
         return own_work(up, self.work.in_flight)
+
+    def _rtts(self) -> dict[Id16, int]:
+        members = self.machine.picture(self.clock.boot_ms()).members
+        return {member.id16: member.rtt_ms for member in members if member.rtt_ms is not None}
 
     def _credential(self, name: str) -> str:
         folder = os.environ.get("CREDENTIALS_DIRECTORY")

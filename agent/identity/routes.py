@@ -34,6 +34,7 @@ _TABLE: Final[dict[tuple[Port, str, str], Role]] = {
     (Port.INGRESS, "POST", "/api/chat"): Role.ROUTER,
     (Port.INGRESS, "POST", "/api/embed"): Role.ROUTER,
     (Port.INGRESS, "POST", "/api/embeddings"): Role.ROUTER,
+    (Port.INGRESS, "POST", "/api/show"): Role.ROUTER,
 }
 """Route -> the roles of which one is enough."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from agent.relay.ports import RouteHeader
 from router_core.placement.fleet import Fleet
-from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
+from router_core.placement.ingress import IngressAsk, admit, asked_about, own_row, service_s
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
@@ -33,15 +33,12 @@ class Gate:
 
     def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
         """None to let the request in, else the cause of the refusal."""
-        ask = IngressAsk(
-            endpoint=route.endpoint,
-            model=model,
-            dialect=int(dialect),
-            resident=route.resident,
-            wait_ms=route.wait_ms,
-            left_ms=route.left_ms,
-        )
-        cause = admit(ask, self._fleet(), now)
+        cause = admit(_ask_of(route, model, dialect), self._fleet(), now)
+        return cause.value if cause is not None else None
+
+    def asked_about(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
+        """As ``admit``, for a mere question about the model."""
+        cause = asked_about(_ask_of(route, model, dialect), self._fleet())
         return cause.value if cause is not None else None
 
     def service_ms(self, route: RouteHeader, model: str) -> float:
@@ -53,3 +50,14 @@ class Gate:
         """The newest own V record as (signed, signature)."""
         sealed = self._fresh()
         return (sealed.signed, sealed.sig) if sealed is not None else None
+
+
+def _ask_of(route: RouteHeader, model: str, dialect: Dialect) -> IngressAsk:
+    return IngressAsk(
+        endpoint=route.endpoint,
+        model=model,
+        dialect=int(dialect),
+        resident=route.resident,
+        wait_ms=route.wait_ms,
+        left_ms=route.left_ms,
+    )

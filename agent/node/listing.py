@@ -1,39 +1,103 @@
-"""What a list may name: the models that an endpoint of a routable node offers, by the current view."""
+"""What a list may name: the models that a request could reach within the mesh, judged by the rows that choose."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from router_core.policy.placement import PlacementPolicy
-from router_core.record.state import Dialect, EngineState
-from router_core.view.cluster import ClusterView
+from agent.effects.clock import Clock
+from agent.engines.contract import EndpointStatus, OwnedModel
+from agent.relay.ports import Held, Offered
+from router_core.placement.fleet import Fleet
+from router_core.placement.rows import Draft, Row
+from router_core.record.state import Dialect, ModelState
 
-_UP = frozenset({EngineState.READY, EngineState.FAILING})
+_MIB = 1024 * 1024
+_IN_MEMORY = frozenset({ModelState.RESIDENT, ModelState.LOADING})
 
 
-class ViewListing:
-    """Satisfies the relay's ``Listing`` for one view."""
+class FleetListing:
+    """Satisfies the relay's ``Listing`` for one fleet. Pressure and full queues pass, so they hide nothing.
 
-    def __init__(self, view: ClusterView, policy: PlacementPolicy) -> None:
-        self._view = view
-        self._policy = policy
+    ``own`` are this node's endpoints by name: they tell what is not worth telling the mesh.
+    """
+
+    def __init__(self, fleet: Fleet, own: Mapping[str, EndpointStatus], clock: Clock) -> None:
+        self._fleet = fleet
+        self._own = own
+        self._clock = clock
 
     @property
     def generation(self) -> int:
-        return self._view.gen
+        return self._fleet.gen
 
-    def models(self) -> Iterable[tuple[str, Dialect]]:
-        """(name, dialects) of every model on offer, aliases included, repetitions allowed."""
-        for node in self._view.nodes.values():
-            static, volatile = node.static, node.volatile
-            if not node.routable or static is None or volatile is None:
+    def offered(self) -> Iterable[Offered]:
+        """Every name of every model on offer, aliases included, repetitions allowed."""
+        for draft, row in self._reachable():
+            if row.resident or row.loadable:
+                owned = self._owned(row)
+                for name in row.names:
+                    yield _offered(name, draft, row, owned)
+
+    def held(self) -> Iterable[Held]:
+        """What is in memory, once per node, engine and model."""
+        for draft, row in self._reachable():
+            resident = draft.resident
+            if resident is None or resident.state not in _IN_MEMORY:
                 continue
-            if len(volatile.engines) != len(static.engines):
-                continue
-            for model in static.models:
-                if model.engine < len(static.engines) and volatile.engines[model.engine].state in _UP:
-                    dialects = Dialect(static.engines[model.engine].dialects)
-                    for name in (model.name, *model.aliases):
-                        yield name, dialects
+            owned = self._owned(row)
+            yield Held(
+                offered=_offered(row.names[0], draft, row, owned),
+                size_bytes=resident.mem_mib * _MIB if resident.mem_mib is not None else None,
+                vram_share_pct=resident.vram_share_pct,
+                ctx=resident.ctx,
+                expires_ms=self._expires_ms(row, owned),
+            )
+
+    def versions(self) -> Iterable[str]:
+        """The versions of the Ollama servers."""
+        return {
+            draft.engine.version
+            for draft, row in self._reachable()
+            if row.engine == "ollama" and draft.engine.version
+        }
 
     def aliases(self) -> Iterable[str]:
         """The operator's aliases."""
-        return (alias for alias, _ in self._policy.aliases)
+        return (alias for alias, _ in self._fleet.policy.aliases)
+
+    def _reachable(self) -> Iterator[tuple[Draft, Row]]:
+        for part in self._fleet.parts.values():
+            for draft, row in zip(part.drafts, part.rows, strict=True):
+                if not (row.untrusted or row.cloud or row.draining or row.down is not None):
+                    yield draft, row
+
+    def _owned(self, row: Row) -> OwnedModel | None:
+        status = self._own.get(row.endpoint) if row.is_self else None
+        if status is None:
+            return None
+        return next((model for model in status.owned if model.name == row.model), None)
+
+    def _expires_ms(self, row: Row, owned: OwnedModel | None) -> int | None:
+        """When an own engine will let go of the model, wall clock."""
+        if owned is None:
+            return None
+        status = self._own[row.endpoint]
+        for model in status.resident:
+            if model.native_id == owned.native_id and model.expires_s is not None:
+                seen_ms = status.observed_ms if status.observed_ms is not None else self._clock.boot_ms()
+                return self._clock.wall_ms() + 1_000 * model.expires_s - (self._clock.boot_ms() - seen_ms)
+        return None
+
+
+def _offered(name: str, draft: Draft, row: Row, owned: OwnedModel | None) -> Offered:
+    facts = draft.model
+    size = facts.size_mib * _MIB if facts.size_mib is not None else None
+    return Offered(
+        name=name,
+        dialects=Dialect(row.dialects),
+        digest=facts.digest,
+        size_bytes=owned.size_bytes if owned is not None and owned.size_bytes is not None else size,
+        family=facts.family,
+        params_m=facts.params_m,
+        quant=facts.quant,
+        format=owned.format if owned is not None else None,
+        modified_at=owned.modified_at if owned is not None else None,
+    )

@@ -41,7 +41,7 @@ class Observing:
 
     def attempted(self, report: AttemptReport) -> None:
         """One attempt ended."""
-        timings = self._learning.learn(report)
+        timings = self._learning.learn(report) if report.is_work else None
         self._placing.attempted(report, timings.gen_tokens if timings is not None else None)
         outcome, routed = report.outcome, report.routed
         self._log.debug(
@@ -66,7 +66,7 @@ class Observing:
             self._engines.report_absent(routed.endpoint)
         elif outcome.failure is FailureClass.AUTH:
             self._engines.report_auth(routed.endpoint)
-        elif outcome.failure is FailureClass.ROUTE:
+        elif outcome.failure is FailureClass.ROUTE and report.is_work:
             self._engines.report_route(routed.endpoint, report.dialect)
 
     def answered(self, line: AccessLine) -> None:
@@ -85,3 +85,11 @@ class Observing:
     def failed(self, where: str, exc: BaseException) -> None:
         """A fault of our own code; the request it struck was ended."""
         report_crash(self._log, "relay.failed", exc, place=where)
+
+
+class EngineWaits:
+    """Satisfies the relay's ``FirstBytes``: an engine's monitor may infer from it that a model is being loaded."""
+
+    def __init__(self, engines: EngineWatch) -> None:
+        self.sent = engines.report_sent
+        self.heard = engines.report_heard

@@ -6,78 +6,41 @@ Refuses to know how endpoints are chosen and reached.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-
-from msgspec import Struct
+from ipaddress import ip_address
 
 from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, message_of, status_of
-from agent.relay.dialects import openai
+from agent.relay.dialects import paths as bodies
 from agent.relay.dialects.facts import BodyFault
 from agent.relay.driver import Courier
 from agent.relay.front import Answer, Client, Work
 from agent.relay.headers import Headers, request_id_of, value_of
 from agent.relay.intake import Request
 from agent.relay.lines import line_of_answer
-from agent.relay.lists import JSON, Lists, greeting, health
+from agent.relay.lists import JSON, Lists, greeting, health, running, version
 from agent.relay.parcel import Parcel
-from agent.relay.ports import Asked, Listing, Phase, Placer, Routed, Turned
+from agent.relay.paths import MODEL, Closed, Route, View, route_for
+from agent.relay.ports import Asked, Listing, Phase, Placer
+from agent.relay.voice import API_SIDE, ApiVoice
 from agent.relay.wiring import Wiring
 from router_core import limits
-from router_core.exchange.events import Reply
-from router_core.record.state import Dialect
 
 _HINT_PREFIX = b"x-pairmesh-"
 _MESH_OWN = frozenset({b"x-pairmesh-route", b"x-pairmesh-state", b"x-pairmesh-model", b"x-pairmesh-length"})
-_MODEL = b"/v1/models/"
 _JSON_TYPE = b"application/json"
+_FORM_TYPE = b"application/x-www-form-urlencoded"
+_OF_BROWSERS = frozenset({b"origin", b"referer", b"cookie"})
 _PREFLIGHT_AGE = b"600"
-
-
-class View(Enum):
-    """Answers that need no endpoint."""
-
-    MODELS = "models"
-    MODEL = "model"
-    HEALTH = "health"
-    GREETING = "greeting"
-
-
-class Route(Struct, frozen=True):
-    """One path: its methods, and the dialect of its body or the view that answers it. ``template`` is logged."""
-
-    template: str
-    methods: tuple[bytes, ...]
-    what: Dialect | View
-
-
-_POST = (b"POST",)
-_GET = (b"GET", b"HEAD")
-ROUTES: dict[bytes, Route] = {
-    b"/v1/chat/completions": Route("/v1/chat/completions", _POST, Dialect.CHAT),
-    b"/v1/completions": Route("/v1/completions", _POST, Dialect.COMPLETION),
-    b"/v1/embeddings": Route("/v1/embeddings", _POST, Dialect.EMBED),
-    b"/v1/models": Route("/v1/models", _GET, View.MODELS),
-    b"/health": Route("/health", _GET, View.HEALTH),
-    b"/": Route("/", _GET, View.GREETING),
-}
-_ONE_MODEL = Route("/v1/models/{id}", _GET, View.MODEL)
-
-
-def route_for(path: bytes) -> Route | None:
-    """The route of a raw path."""
-    route = ROUTES.get(path)
-    if route is None and path.startswith(_MODEL) and len(path) > len(_MODEL):
-        return _ONE_MODEL
-    return route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Who may knock. ``hosts`` are exact ``name:port`` (or ``name`` for port 80), ``origins`` exact origins."""
+    """Who may knock. ``hosts`` are exact ``name:port`` (or ``name`` for port 80), ``origins`` exact origins;
+    ``loopback`` says that only this host can reach the listener."""
 
     hosts: frozenset[bytes]
     origins: frozenset[bytes] = frozenset()
+    loopback: bool = False
 
     @classmethod
     def of(
@@ -95,6 +58,7 @@ class Doors:
         return cls(
             hosts=frozenset(name.encode("ascii") for name in names),
             origins=frozenset(origin.encode("ascii") for origin in origins),
+            loopback=ip_address(ip).is_loopback,
         )
 
     def judge(self, request: Request) -> str | None:
@@ -114,6 +78,20 @@ class Doors:
             return None if origin in self.origins else "origin_refused"
         return "origin_refused" if site in (b"cross-site", b"same-site") else None
 
+    def takes_as_json(self, request: Request) -> bool:
+        """Whether the body may be read. On Ollama's routes a bare ``curl -d`` names another type, or none; that is
+        believed of this host's own programs, and never of a browser's page."""
+        kind = request.single.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if value_of(request.headers, b"content-encoding") is not None:
+            return False
+        if kind == _JSON_TYPE:
+            return True
+        if not self.loopback or not request.path.startswith(bodies.NATIVE_PREFIX):
+            return False
+        if any(name in _OF_BROWSERS or name.startswith(b"sec-fetch-") for name, _ in request.headers):
+            return False
+        return not kind or kind == _FORM_TYPE or kind.startswith(b"text/")
+
     def cors(self, request: Request) -> Headers:
         """The headers that let an allowed origin read the reply; none for anybody else."""
         origin = value_of(request.headers, b"origin") if self.origins else None
@@ -125,7 +103,7 @@ class Doors:
 class ApiFront:
     """Serves one API listener."""
 
-    side = "api"
+    side = API_SIDE
 
     def __init__(
         self,
@@ -171,10 +149,11 @@ class ApiFront:
                 return self._preflight(request, route)
             allow = [(b"allow", b", ".join((*route.methods, b"OPTIONS")))]
             return self._error(request, "method", extra=allow)
+        if isinstance(route.what, Closed):
+            return self._error(request, route.what.value, keep=not request.has_body)
         if isinstance(route.what, View):
             return self._error(request, "bad_request", keep=False) if request.has_body else None
-        kind = request.single.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != _JSON_TYPE or value_of(request.headers, b"content-encoding") is not None:
+        if not self._doors.takes_as_json(request):
             return self._error(request, "media_type", keep=False)
         phase = self._phase()
         if phase is not Phase.SERVING:
@@ -187,11 +166,14 @@ class ApiFront:
     def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
         route = route_for(request.path)
         assert route is not None
+        assert not isinstance(route.what, Closed)
         if isinstance(route.what, View):
             return self._viewed(request, route.what)
-        parcel = Parcel.read(openai.read, route.what, body)
+        parcel = Parcel.read(bodies.read, route.what, body)
         if isinstance(parcel, BodyFault):
             return self._error(request, parcel.value)
+        if parcel.facts.unloads:
+            return self._error(request, Closed.ENGINE_ADMIN.value)
         asked = Asked(
             request_id=request_id_of(request.headers) or f"{self._w.rng.getrandbits(128):032x}",
             dialect=route.what,
@@ -200,8 +182,9 @@ class ApiFront:
             caller="local",
             body_bytes=len(body),
             accepted_ms=request.accepted_ms,
+            is_work=request.path != bodies.SHOW,
         )
-        voice = ApiVoice(self._doors.cors(request))
+        voice = ApiVoice(bodies.tongue_of(request.path), self._doors.cors(request))
         return Courier(self._w, self._place(asked), voice, connection, request, asked, parcel).start()
 
     def fault(self, connection: Client, request: Request | None, code: str) -> Answer:
@@ -228,10 +211,16 @@ class ApiFront:
             answer = greeting()
         elif view is View.MODELS:
             answer = self._lists.models(self._listing())
+        elif view is View.TAGS:
+            answer = self._lists.tags(self._listing())
+        elif view is View.PS:
+            answer = running(self._listing())
+        elif view is View.VERSION:
+            answer = version(self._listing())
         else:
-            answer = self._lists.model(self._listing(), request.path[len(_MODEL) :])
+            answer = self._lists.model(self._listing(), request.path[len(MODEL) :])
         if answer is None:
-            return self._error(request, "model_absent")
+            return self._error(request, "route_unknown" if view is View.VERSION else "model_absent")
         cors = self._doors.cors(request)
         if not cors:
             return answer
@@ -258,63 +247,6 @@ class ApiFront:
             headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         if request is not None:
             headers += self._doors.cors(request)
-        body = openai.error(status, code, message_of(code))
+        tongue = bodies.tongue_of(b"" if request is None else request.path)
+        body = tongue.error(status, code, message_of(code))
         return Answer(status=status, headers=headers, body=body, code=code, keep=keep)
-
-
-class ApiVoice:
-    """Tells API clients in the OpenAI dialects. ``cors`` goes onto every reply of the request."""
-
-    __slots__ = ("_cors",)
-
-    side = ApiFront.side
-
-    def __init__(self, cors: Headers) -> None:
-        self._cors = cors
-
-    def refusal(
-        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
-    ) -> Answer:
-        headers = [*JSON, (b"x-request-id", asked.request_id.encode("ascii"))]
-        decision = routed.decision_id if turned is None and routed is not None else None
-        counts: tuple[tuple[str, int], ...] = ()
-        nearest: tuple[str, ...] = ()
-        hints = None
-        if turned is not None:
-            decision, hints = turned.decision_id, turned.hints
-            if turned.code == told.code:
-                counts, nearest = turned.counts, turned.nearest
-        if decision is not None:
-            headers.append((b"x-pairmesh-decision-id", decision.encode("ascii")))
-        headers.append((b"x-pairmesh-reason", told.code.encode("ascii")))
-        if attempts > 1:
-            headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
-            if told.status in (502, 504):
-                headers.append((b"x-should-retry", b"false"))
-        if hints is not None:
-            headers.append((b"x-pairmesh-hints", hints.encode("ascii")))
-        if told.status in (429, 503):
-            headers.append((b"retry-after", b"%d" % (told.retry_after_s or RETRY_AFTER_S)))
-        body = openai.error(told.status, told.code, message_of(told.code, counts, nearest))
-        return Answer(status=told.status, headers=headers + self._cors, body=body, code=told.code)
-
-    def stream_error(self, code: str, *, mid_event: bool) -> bytes:
-        return openai.stream_error(code, message_of(code), mid_event=mid_event)
-
-    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
-        headers = [
-            (b"x-request-id", asked.request_id.encode("ascii")),
-            (b"x-pairmesh-node", routed.label.encode("ascii")),
-            (b"x-pairmesh-model", routed.served.encode("ascii")),
-            (b"x-pairmesh-decision-id", routed.decision_id.encode("ascii")),
-            (b"x-pairmesh-reason", routed.reason.encode("ascii")),
-        ]
-        if attempts > 1:
-            headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
-            if status in (502, 504):
-                headers.append((b"x-should-retry", b"false"))
-        if routed.hints is not None:
-            headers.append((b"x-pairmesh-hints", routed.hints.encode("ascii")))
-        if routed.session is not None:
-            headers.append((b"x-pairmesh-session", routed.session.encode("ascii")))
-        return headers + self._cors

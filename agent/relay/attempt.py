@@ -1,10 +1,13 @@
 """What one attempt has seen of its upstream so far: status, headers, held bytes, marks, windows."""
 
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
+from agent.relay.dialects.streams import Stream, stream_of
 from agent.relay.dialects.tail import Tail
 from agent.relay.headers import Headers, value_of
-from agent.relay.ports import Asked, AttemptReport, Marks, Routed
+from agent.relay.ports import Asked, AttemptReport, FirstBytes, Marks, Routed
 from agent.relay.route import decode_state
 from agent.relay.upstream import Options, Target
 from router_core.exchange.events import Outcome
@@ -13,7 +16,6 @@ from router_core.placement.reasons import Cause as RefusalCause
 HELD_ANSWER = 16_384
 """An error answer is held back, and kept for replay, up to this size."""
 
-_EVENT_STREAM = b"text/event-stream"
 _REFUSALS = {cause.value.encode("ascii"): cause.value for cause in RefusalCause}
 
 
@@ -34,7 +36,6 @@ class Attempt:
         "connected_ms",
         "continued",
         "dispatched_ms",
-        "events",
         "first_byte_ms",
         "head_ms",
         "headers",
@@ -49,6 +50,7 @@ class Attempt:
         "status",
         "tail",
         "target",
+        "waiting",
     )
 
     def __init__(self, *, peer: bool, dispatched_ms: float) -> None:
@@ -65,20 +67,30 @@ class Attempt:
         self.status = 0
         self.headers: Headers = []
         self.length: int | None = None
-        self.events = False
         self.mode = Mode.PASS
         self.refusal = ""
         self.body: bytes | bytearray = b""
         self.held: list[bytes] = []
-        self.tail = Tail(events=False)
+        self.tail = Tail(None)
+        self.waiting: Callable[[], None] | None = None
+
+    def wait(self, first_bytes: FirstBytes, endpoint: str, model: str) -> None:
+        """The request has been sent to an own engine, which is watched for loading until something comes."""
+        sent_ms = int(self.sent_ms or 0)
+        first_bytes.sent(endpoint, model, sent_ms)
+        self.waiting = partial(first_bytes.heard, endpoint, model, sent_ms)
+
+    def waited(self) -> None:
+        """A byte has come, or will not come any more; saying so twice is harmless."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting()
 
     def heard_head(self, status: int, headers: Headers, length: int | None, now_ms: float) -> None:
         self.status, self.headers, self.length = status, headers, length
         self.head_ms = now_ms
-        kind = value_of(headers, b"content-type")
-        self.events = kind is not None and kind.lower().startswith(_EVENT_STREAM)
         self.mode = Mode.PASS if status < 400 else Mode.HOLD
-        self.tail = Tail(events=self.events)
+        self.tail = Tail(stream_of(value_of(headers, b"content-type")))
 
     def heard_peer(self, headers: Headers) -> tuple[bytes, bytes] | None:
         """Note a peer's own refusal or fault; the record it sent along as (signed, signature)."""
@@ -93,8 +105,14 @@ class Attempt:
     def heard_bytes(self, data: bytes, now_ms: float) -> None:
         if self.first_byte_ms is None:
             self.first_byte_ms = now_ms
+            self.waited()
         self.last_byte_ms = now_ms
         self.tail.feed(data, now_ms)
+
+    @property
+    def stream(self) -> Stream | None:
+        """How the answer is cut into events, None if it is no stream."""
+        return self.tail.stream
 
     @property
     def size(self) -> int:
@@ -133,4 +151,5 @@ def attempt_report(
         body_bytes=attempt.size,
         text_bytes=asked.facts.text_bytes,
         dialect=asked.dialect,
+        is_work=asked.is_work,
     )

@@ -22,6 +22,7 @@ CODES: Final[dict[str, tuple[int, str]]] = {
     "unauthorized": (401, "a valid key is needed"),
     "host_refused": (403, "this Host is not served here"),
     "origin_refused": (403, "requests from this origin are not allowed"),
+    "engine_admin_disabled": (403, "changing an engine's models is not done here: ask the engine itself"),
     "role": (403, "the caller's role does not permit this"),
     "route_unknown": (404, "no such route"),
     "model_absent": (404, "no reachable endpoint offers this model"),

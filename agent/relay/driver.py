@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
+from agent.relay.dialects.streams import SERVER_SENT
 from agent.relay.front import Answer, Client
 from agent.relay.headers import Headers, passed_down, value_of
 from agent.relay.intake import Request
@@ -239,7 +240,7 @@ class Courier:
         now = self._now_ms()
         self._attempt = attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
         self._w.breakers.dispatched(routed.at, int(now))
-        if not self._admitted:
+        if not self._admitted and self._asked.is_work:
             self._w.dispatch.note(routed.service_ms / 1000)
         number = self._machine.attempt
         place = place_of(self._w.targets, routed)
@@ -296,9 +297,9 @@ class Courier:
             self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.GONE))
             return
         body = self._parcel.as_model(endpoint.upstream_name(routed.served))
-        number = self._machine.attempt
-        head = engine_request(self._request, self._asked, endpoint, number, len(body), span)
+        head = engine_request(self._request, self._asked, endpoint, self._machine.attempt, len(body), span)
         upstream.send(head, body)
+        attempt.wait(self._w.first_bytes, routed.endpoint, routed.served)
 
     def _send_body(self, _action: ev.SendBody) -> None:
         attempt = self._now_at()
@@ -313,7 +314,7 @@ class Courier:
         self._release_body()
         self._choosing.first_token(routed.seq)
         headers = passed_down(attempt.headers)
-        if attempt.events:
+        if attempt.stream is SERVER_SENT:
             headers.append((b"x-accel-buffering", b"no"))
             if value_of(headers, b"cache-control") is None:
                 headers.append((b"cache-control", b"no-cache"))
@@ -350,7 +351,7 @@ class Courier:
         self._code = action.code
         attempt = self._now_at()
         last = b""
-        if attempt.events:
+        if attempt.stream is not None:
             last = self._voice.stream_error(action.code, mid_event=attempt.tail.mid_event)
         self._client.cut(last)
 
@@ -368,6 +369,7 @@ class Courier:
     def _end_attempt(self, action: ev.EndAttempt) -> None:
         outcome, routed, attempt = action.outcome, self._routed, self._now_at()
         assert routed is not None
+        attempt.waited()
         now = int(self._now_ms())
         if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
             self._choosing.finish(routed.seq)

@@ -12,8 +12,8 @@ import msgspec
 from agent.identity import routes
 from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, status_of
-from agent.relay.dialects import openai
 from agent.relay.dialects.facts import BodyFault
+from agent.relay.dialects.paths import RELAYED, SHOW, read
 from agent.relay.driver import Courier
 from agent.relay.front import Answer, Client, Work
 from agent.relay.headers import Headers, request_id_of
@@ -33,15 +33,10 @@ from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
 
-DIALECTS: dict[bytes, Dialect] = {
-    b"/v1/chat/completions": Dialect.CHAT,
-    b"/v1/completions": Dialect.COMPLETION,
-    b"/v1/embeddings": Dialect.EMBED,
-}
-
 
 class Call:
-    """One admitted request: what its head announced, and its ticket in the local work until it has ended."""
+    """One admitted request: what its head announced, and its ticket in the local work until it has ended. A mere
+    question has none."""
 
     __slots__ = ("_local", "_ticket", "dialect", "length", "member", "model", "route", "service_ms")
 
@@ -55,6 +50,8 @@ class Call:
         dialect: Dialect,
         service_ms: float,
         now: int,
+        *,
+        is_work: bool,
     ) -> None:
         self.member = member
         self.route = route
@@ -63,12 +60,19 @@ class Call:
         self.dialect = dialect
         self.service_ms = service_ms
         self._local = local
-        self._ticket = local.start(route.endpoint, service_ms / 1000, now)
-        local.accepted(id8_of(member.id16), route.inst, route.seq, now)
+        self._ticket: int | None = None
+        if is_work:
+            self._ticket = local.start(route.endpoint, service_ms / 1000, now)
+            local.accepted(id8_of(member.id16), route.inst, route.seq, now)
+
+    @property
+    def is_work(self) -> bool:
+        return self._ticket is not None
 
     def end(self) -> None:
         """The work has left; saying so twice is harmless."""
-        self._local.finish(self._ticket)
+        if self._ticket is not None:
+            self._local.finish(self._ticket)
 
 
 class OneTarget:
@@ -156,7 +160,7 @@ class IngressFront:
             return self._error("role", keep=False)
         method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
         verdict = routes.allowed(routes.Port.INGRESS, method, path, member.roles)
-        dialect = DIALECTS.get(request.path)
+        dialect = RELAYED.get(request.path)
         if verdict is routes.Answer.FORBIDDEN:
             return self._error("role", keep=False)
         if verdict is routes.Answer.NOT_FOUND or dialect is None:
@@ -171,21 +175,30 @@ class IngressFront:
         if len(self._w.in_hand) >= limits.REQUESTS_IN_FLIGHT:
             return self._error("overloaded")
         now = self._w.clock.boot_ms()
-        cause = self._admission.admit(route, model, dialect, now)
+        is_work = request.path != SHOW
+        if is_work:
+            cause = self._admission.admit(route, model, dialect, now)
+        else:
+            cause = self._admission.asked_about(route, model, dialect)
         if cause is not None:
             return self._refused(cause)
-        service_ms = self._admission.service_ms(route, model)
-        connection.caller = Call(self._local, member, route, model, length, dialect, service_ms, now)
+        service_ms = self._admission.service_ms(route, model) if is_work else 0.0
+        connection.caller = Call(
+            self._local, member, route, model, length, dialect, service_ms, now, is_work=is_work
+        )
         return None
 
     def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
         call = connection.caller
         assert isinstance(call, Call)
-        parcel = Parcel.read(openai.read, call.dialect, body)
+        parcel = Parcel.read(read, call.dialect, body)
         matches = len(body) == call.length and not isinstance(parcel, BodyFault)
         if isinstance(parcel, BodyFault) or not matches or parcel.facts.model != call.model:
             self._drop_call(connection)
             return self._error("route_mismatch")
+        if parcel.facts.unloads:
+            self._drop_call(connection)
+            return self._error("engine_admin_disabled")
         connection.caller = None
         asked = Asked(
             request_id=request_id_of(request.headers) or call.route.decision_id,
@@ -195,6 +208,7 @@ class IngressFront:
             caller=call.member.node_id,
             body_bytes=len(body),
             accepted_ms=request.accepted_ms,
+            is_work=call.is_work,
         )
         choosing = OneTarget(call, self._key(call.route.endpoint), request.accepted_ms)
         voice = IngressVoice(self._states)
@@ -208,7 +222,7 @@ class IngressFront:
         return self._error(code, keep=False)
 
     def answered(self, connection: Client, request: Request | None, answer: Answer) -> None:
-        known = request is not None and request.path in DIALECTS
+        known = request is not None and request.path in RELAYED
         template = request.path.decode("ascii") if known and request is not None else None
         now = self._w.clock.boot_ms()
         self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))

@@ -7,8 +7,10 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from agent.relay.dialects.ollama import NATIVE
 from agent.relay.front import Answer
 from agent.relay.headers import Headers
+from agent.relay.native_lists import least_version, ps_of, tags_of
 from agent.relay.ports import Listing, Phase
 from router_core.record.state import Dialect
 
@@ -26,6 +28,7 @@ class Lists:
         self._generation: int | None = None
         self._entries: dict[str, bytes] = {}
         self._all = b""
+        self._tags = b""
 
     def models(self, listing: Listing) -> Answer:
         """``/v1/models``."""
@@ -42,14 +45,36 @@ class Lists:
         entry = self._entries.get(name)
         return None if entry is None else Answer(status=200, headers=JSON, body=entry)
 
+    def tags(self, listing: Listing) -> Answer:
+        """``/api/tags``: one entry per name and digest."""
+        self._refresh(listing)
+        return Answer(status=200, headers=JSON, body=self._tags)
+
     def _refresh(self, listing: Listing) -> None:
         if listing.generation == self._generation:
             return
-        names = {name for name, dialects in listing.models() if dialects & OPENAI}
+        offered = list(listing.offered())
+        names = {each.name for each in offered if each.dialects & OPENAI}
         names.update(listing.aliases())
         self._entries = {name: _entry(name) for name in sorted(names)}
         self._all = b'{"object":"list","data":[' + b",".join(self._entries.values()) + b"]}"
+        self._tags = tags_of(each for each in offered if each.dialects & NATIVE)
         self._generation = listing.generation
+
+
+def running(listing: Listing) -> Answer:
+    """``/api/ps``: one entry per node and model in memory."""
+    return Answer(status=200, headers=JSON, body=ps_of(listing.held()))
+
+
+def version(listing: Listing) -> Answer | None:
+    """``/api/version``: the least version of the Ollama servers, None if there is none."""
+    least = least_version(listing.versions())
+    return (
+        None
+        if least is None
+        else Answer(status=200, headers=JSON, body=msgspec.json.encode({"version": least}))
+    )
 
 
 def health(phase: Phase) -> Answer:

@@ -27,7 +27,7 @@ class Parcel:
         if isinstance(facts, BodyFault):
             return facts
         parcel = cls(body, facts)
-        if facts.hints is not None or spans.suspicious(body):
+        if facts.hints is not None or spans.suspicious(body, facts.model_key):
             fault = parcel._locate()
             if fault is not None:
                 return fault
@@ -48,7 +48,7 @@ class Parcel:
         self.body = b""
 
     def _locate(self) -> BodyFault | None:
-        found = spans.find(self.body)
+        found = spans.find(self.body, self.facts.model_key)
         if isinstance(found, BodyFault):
             return found
         self._model_at, self._member = found

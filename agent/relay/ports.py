@@ -25,7 +25,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """One request as placement hears of it.
 
     ``headers`` are the hint headers only: every ``x-pairmesh-*`` and session header, names in lower case, in
-    order. ``caller`` is ``local`` or ``key:<name>``. ``accepted_ms`` is boot time.
+    order. ``caller`` is ``local`` or ``key:<name>``. ``accepted_ms`` is boot time. ``is_work`` False: a mere question
+    about a model, for which nothing is scored, reserved, learned or journaled.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     caller: str
     body_bytes: int
     accepted_ms: int
+    is_work: bool = True
 
 
 class Routed(Struct, frozen=True, kw_only=True):
@@ -217,11 +219,31 @@ class Admission(Protocol):
     def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
         """None to accept, else the cause of refusal (``draining`` ``model_absent`` ``queue_full`` ...)."""
 
+    def asked_about(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
+        """As ``admit``, for a mere question about the model: how busy the endpoint is does not count."""
+
     def service_ms(self, route: RouteHeader, model: str) -> float:
         """How long the endpoint alone will be busy with it, by this node's own experience."""
 
     def fresh_state(self) -> tuple[bytes, bytes] | None:
         """The node's newest V record as (signed, signature)."""
+
+
+class FirstBytes(Protocol):
+    """Who wants to know that a request waits at an own engine for its first byte. ``sent_ms`` is boot time."""
+
+    def sent(self, endpoint: str, model: str, sent_ms: int) -> None: ...
+
+    def heard(self, endpoint: str, model: str, sent_ms: int) -> None:
+        """The byte has come, or will not come any more."""
+
+
+class NobodyAsks:
+    """Satisfies ``FirstBytes`` where no engine needs it."""
+
+    def sent(self, endpoint: str, model: str, sent_ms: int) -> None: ...
+
+    def heard(self, endpoint: str, model: str, sent_ms: int) -> None: ...
 
 
 HeardState = Callable[[bytes, bytes], None]
@@ -231,14 +253,45 @@ HeardState = Callable[[bytes, bytes], None]
 # --- seen from outside ---------------------------------------------------------------------------------------
 
 
+class Offered(Struct, frozen=True, kw_only=True):
+    """One name under which an endpoint offers a model. ``modified_at`` and ``format`` are known of own endpoints."""
+
+    name: str
+    dialects: Dialect
+    digest: bytes | None = None
+    size_bytes: int | None = None
+    family: str | None = None
+    params_m: int | None = None
+    quant: str | None = None
+    format: str | None = None
+    modified_at: str | None = None
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """One model in one engine's memory, loading included. ``vram_share_pct`` is how much of it is on GPUs;
+    ``expires_ms`` (wall clock) is known of own endpoints."""
+
+    offered: Offered
+    size_bytes: int | None = None
+    vram_share_pct: int | None = None
+    ctx: int | None = None
+    expires_ms: int | None = None
+
+
 class Listing(Protocol):
-    """The part of a view that lists need: published model names with their dialects, of routable endpoints."""
+    """The part of a view that lists need: models on offer and in memory, of routable endpoints."""
 
     @property
     def generation(self) -> int: ...
 
-    def models(self) -> Iterable[tuple[str, Dialect]]:
-        """(name, dialects) of every model an endpoint of a routable node offers, repetitions allowed."""
+    def offered(self) -> Iterable[Offered]:
+        """Every name under which an endpoint of a routable node offers a model, repetitions allowed."""
+
+    def held(self) -> Iterable[Held]:
+        """What is in memory, once per node and model."""
+
+    def versions(self) -> Iterable[str]:
+        """The versions of the Ollama servers."""
 
     def aliases(self) -> Iterable[str]:
         """The operator's aliases."""
@@ -269,6 +322,7 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     body_bytes: int
     text_bytes: int
     dialect: Dialect
+    is_work: bool = True
 
 
 class AccessLine(Struct, frozen=True, kw_only=True):

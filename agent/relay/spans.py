@@ -13,20 +13,21 @@ from agent.relay.dialects.facts import BodyFault
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]', re.DOTALL)
 _WHITE = b" \t\r\n"
 _ESCAPED_LETTER = b"\\u006"
-"""Every letter of "model" escapes to this prefix, so a second spelling of the key cannot hide."""
+"""Every letter of "model" and "name" escapes to this prefix, so a second spelling of the key cannot hide."""
 
 Span = tuple[int, int]
 
 
-def suspicious(body: bytes | bytearray) -> bool:
-    """True if the top level may hold ``model`` other than exactly once in plain spelling."""
-    return body.count(b'"model"') != 1 or _ESCAPED_LETTER in body
+def suspicious(body: bytes | bytearray, key: bytes = b"model") -> bool:
+    """True if the top level may hold ``key`` other than exactly once in plain spelling."""
+    return body.count(b'"%s"' % key) != 1 or _ESCAPED_LETTER in body
 
 
-def find(body: bytes | bytearray) -> tuple[Span, Span | None] | BodyFault:
-    """The span of the ``model`` value and of the ``pairmesh`` member with one adjoining comma.
+def find(body: bytes | bytearray, model_key: bytes = b"model") -> tuple[Span, Span | None] | BodyFault:
+    """The span of the model's name (the value of ``model_key``) and of the ``pairmesh`` member with one adjoining
+    comma.
 
-    A fault if either key stands twice at the top level, or ``model`` not at all.
+    A fault if either key stands twice at the top level, or the model's not at all.
     """
     model: Span | None = None
     member: Span | None = None
@@ -48,7 +49,7 @@ def find(body: bytes | bytearray) -> tuple[Span, Span | None] | BodyFault:
         elif first == 0x3A:
             value_at = token.end()
         elif first in b",}":
-            if key == b"model":
+            if key == model_key:
                 if model is not None:
                     return BodyFault.DUPLICATE_KEY
                 model = _trim(body, value_at, token.start())

@@ -1,7 +1,7 @@
 """What every request of a listener shares, and the ways in which errors are told."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
 from agent.relay.headers import Headers
 from agent.relay.pool import Pool
-from agent.relay.ports import Asked, HeardState, Observer, Routed, Targets, Turned
+from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import Reply
 from router_core.policy.exchange import ExchangePolicy
@@ -62,6 +62,7 @@ class Wiring:
     heard_state: HeardState
     rng: Random
     in_hand: Hands
+    first_bytes: FirstBytes = field(default_factory=NobodyAsks)
 
 
 class Voice(Protocol):

@@ -26,11 +26,9 @@ class IngressAsk(Struct, frozen=True, gc=False, kw_only=True):
 
 def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
     """None to let the request in, else the cause of the refusal. ``now`` is boot ms."""
-    row = own_row(fleet, ask.endpoint, ask.model)
-    if row is not None and row.draining:
-        return Cause.DRAINING
-    if row is None or row.down is not None or not row.dialects & ask.dialect:
-        return Cause.MODEL_ABSENT
+    row = _open_row(ask, fleet)
+    if isinstance(row, Cause):
+        return row
     warm = row.resident or row.loading
     if not warm and not row.loadable:
         return Cause.MODEL_ABSENT
@@ -46,6 +44,21 @@ def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
         return Cause.COLD
     wait_s = local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
     return Cause.WAIT_EXCEEDED if 1000.0 * wait_s > ask.wait_ms else None
+
+
+def asked_about(ask: IngressAsk, fleet: Fleet) -> Cause | None:
+    """As ``admit``, for a mere question about the model: it is no work, so only owning the model counts."""
+    row = _open_row(ask, fleet)
+    return row if isinstance(row, Cause) else None
+
+
+def _open_row(ask: IngressAsk, fleet: Fleet) -> Row | Cause:
+    row = own_row(fleet, ask.endpoint, ask.model)
+    if row is not None and row.draining:
+        return Cause.DRAINING
+    if row is None or row.down is not None or not row.dialects & ask.dialect:
+        return Cause.MODEL_ABSENT
+    return row
 
 
 def own_row(fleet: Fleet, endpoint: str, model: str) -> Row | None:

@@ -9,7 +9,8 @@ class Facts(Struct, frozen=True, gc=False, kw_only=True):
     """One request in numbers. ``None`` means not told (or told in a form nobody understands).
 
     ``text_bytes`` is the size of prompt text as it stands in the JSON; data URLs are not text. ``items`` is the
-    number of inputs of an embedding. ``hints`` is the raw JSON of the body's ``pairmesh`` member.
+    number of inputs of an embedding. ``hints`` is the raw JSON of the body's ``pairmesh`` member. ``unloads``: the
+    request would take the model out of memory. ``model_key`` is the member that named the model.
     """
 
     model: str
@@ -24,6 +25,8 @@ class Facts(Struct, frozen=True, gc=False, kw_only=True):
     tools: bool = False
     json_schema: bool = False
     logprobs: bool = False
+    unloads: bool = False
+    model_key: bytes = b"model"
     hints: bytes | None = None
 
 

@@ -4,72 +4,52 @@ One typed decode per body whose fields are all raw, so that text is measured and
 field reads as "not told" and goes to the engine as it stands.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
+from agent.relay.dialects import raw as raws
 from agent.relay.dialects.facts import BodyFault, Facts
+from agent.relay.dialects.raw import NONE, OFF, inputs_of, size_of, whole
 from router_core.record.state import Dialect
 
-_NONE = Raw()
-_T = TypeVar("_T")
 _COMPLETION_DEFAULT = 16
-_TOKENS_MOST = 10**9
 _CHOICES_MOST = 1_024
-_OFF = (b"", b"null", b"false", b"[]", b"{}", b"0")
 
 
 class _Body(Struct, gc=False):
-    model: Raw = _NONE
-    stream: Raw = _NONE
-    max_tokens: Raw = _NONE
-    max_completion_tokens: Raw = _NONE
-    messages: Raw = _NONE
-    prompt: Raw = _NONE
-    input: Raw = _NONE
-    tools: Raw = _NONE
-    response_format: Raw = _NONE
-    logprobs: Raw = _NONE
-    n: Raw = _NONE
-    pairmesh: Raw = _NONE
+    model: Raw = NONE
+    stream: Raw = NONE
+    max_tokens: Raw = NONE
+    max_completion_tokens: Raw = NONE
+    messages: Raw = NONE
+    prompt: Raw = NONE
+    input: Raw = NONE
+    tools: Raw = NONE
+    response_format: Raw = NONE
+    logprobs: Raw = NONE
+    n: Raw = NONE
+    pairmesh: Raw = NONE
 
 
 class _Message(Struct, gc=False):
-    content: Raw = _NONE
+    content: Raw = NONE
 
 
 class _Part(Struct, gc=False):
     type: str = ""
-    text: Raw = _NONE
+    text: Raw = NONE
 
 
 class _Format(Struct, gc=False):
     type: str = ""
 
 
-def _decoder(kind: type[_T]) -> Callable[[Raw], _T | None]:
-    decode = msgspec.json.Decoder(kind).decode
-
-    def read(raw: Raw) -> _T | None:
-        if raw is _NONE:
-            return None
-        try:
-            return decode(raw)
-        except (msgspec.MsgspecError, RecursionError):
-            return None
-
-    return read
-
-
 _body = msgspec.json.Decoder(_Body).decode
-_text = _decoder(str)
-_int = _decoder(int)
-_items = _decoder(list[Raw])
-_messages = _decoder(list[_Message])
-_parts = _decoder(list[_Part])
-_format = _decoder(_Format)
+_messages = raws.decoder(list[_Message])
+_parts = raws.decoder(list[_Part])
+_format = raws.decoder(_Format)
 
 
 def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
@@ -78,7 +58,7 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
         told = _body(body)
     except (msgspec.MsgspecError, RecursionError):
         return BodyFault.BAD_REQUEST
-    model = _text(told.model)
+    model = raws.text(told.model)
     if model is None:
         return BodyFault.MODEL_MISSING
     common: dict[str, Any] = {
@@ -86,21 +66,21 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
         "hints": bytes(told.pairmesh) or None,
     }
     if dialect is Dialect.EMBED:
-        size, items = _inputs(told.input)
+        size, items = inputs_of(told.input)
         return Facts(text_bytes=size, items=items, max_tokens=0, **common)
     common["stream"] = bytes(told.stream) == b"true"
-    common["n"] = _whole(told.n, _CHOICES_MOST)
-    common["logprobs"] = bytes(told.logprobs) not in _OFF
+    common["n"] = whole(told.n, _CHOICES_MOST)
+    common["logprobs"] = bytes(told.logprobs) not in OFF
     common["json_schema"] = _has_schema(told.response_format)
     if dialect is Dialect.COMPLETION:
-        size, _ = _inputs(told.prompt)
-        cap = _whole(told.max_tokens, _TOKENS_MOST)
+        size, _ = inputs_of(told.prompt)
+        cap = whole(told.max_tokens)
         return Facts(text_bytes=size, max_tokens=_COMPLETION_DEFAULT if cap is None else cap, **common)
-    cap = _whole(told.max_completion_tokens, _TOKENS_MOST)
+    cap = whole(told.max_completion_tokens)
     if cap is None:
-        cap = _whole(told.max_tokens, _TOKENS_MOST)
+        cap = whole(told.max_tokens)
     size, images, audio = _measure(told.messages)
-    tools = bytes(told.tools) not in _OFF
+    tools = bytes(told.tools) not in OFF
     return Facts(
         text_bytes=size + (len(bytes(told.tools)) if tools else 0),
         images=images,
@@ -111,42 +91,21 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     )
 
 
-def _whole(raw: Raw, most: int) -> int | None:
-    """A whole number from 1 to ``most``, else None."""
-    value = _int(raw)
-    return value if value is not None and 1 <= value <= most else None
-
-
 def _has_schema(raw: Raw) -> bool:
     told = _format(raw)
     return told is not None and told.type == "json_schema"
-
-
-def _size(raw: Raw) -> int:
-    """Bytes between the quotes of a JSON string, of the whole value for anything else, 0 if absent or null."""
-    size = len(memoryview(raw))
-    opening = _opening(raw)
-    if opening in (None, 0x6E):
-        return 0
-    return size - 2 if opening == 0x22 else size
-
-
-def _opening(raw: Raw) -> int | None:
-    """The first byte of a value."""
-    view = memoryview(raw)
-    return view[0] if len(view) else None
 
 
 def _measure(raw: Raw) -> tuple[int, int, int]:
     """Text bytes, pictures and audio parts of a list of messages."""
     messages = _messages(raw)
     if messages is None:
-        return _size(raw), 0, 0
+        return size_of(raw), 0, 0
     text = images = audio = 0
     for message in messages:
-        parts = _parts(message.content) if _opening(message.content) == 0x5B else None
+        parts = _parts(message.content) if raws.is_list(message.content) else None
         if parts is None:
-            text += _size(message.content)
+            text += size_of(message.content)
             continue
         for part in parts:
             if part.type == "image_url":
@@ -154,18 +113,8 @@ def _measure(raw: Raw) -> tuple[int, int, int]:
             elif part.type == "input_audio":
                 audio += 1
             else:
-                text += _size(part.text)
+                text += size_of(part.text)
     return text, images, audio
-
-
-def _inputs(raw: Raw) -> tuple[int, int | None]:
-    """Text bytes and number of inputs: one string, a list of them, or token numbers."""
-    items = _items(raw)
-    if items is None:
-        return _size(raw), None if _text(raw) is None else 1
-    if items and _opening(items[0]) not in (0x22, 0x5B):
-        return _size(raw), 1
-    return sum(_size(item) for item in items), len(items)
 
 
 # --- errors --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ EXPECTED = {
             "/api/chat",
             "/api/embed",
             "/api/embeddings",
+            "/api/show",
         )
     },
 }

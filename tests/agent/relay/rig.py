@@ -17,7 +17,18 @@ from agent.relay.front import Buffered
 from agent.relay.headers import Dates
 from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
-from agent.relay.ports import AccessLine, Asked, AttemptReport, PeerRoute, Phase, Routed, RouteHeader, Turned
+from agent.relay.ports import (
+    AccessLine,
+    Asked,
+    AttemptReport,
+    Held,
+    Offered,
+    PeerRoute,
+    Phase,
+    Routed,
+    RouteHeader,
+    Turned,
+)
 from agent.relay.wiring import Hands, Wiring
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import FailureClass
@@ -183,6 +194,9 @@ class Gate:
             self.admitted.append((route, model))
         return self.cause
 
+    def asked_about(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
+        return self.cause
+
     def service_ms(self, route: RouteHeader, model: str) -> float:
         return 100.0
 
@@ -194,9 +208,17 @@ class Gate:
 class Listed:
     generation: int = 1
     names: list[tuple[str, Dialect]] = field(default_factory=lambda: [("m", Dialect.CHAT)])
+    running: list[Held] = field(default_factory=list)
+    ollama: list[str] = field(default_factory=list)
 
-    def models(self) -> Iterable[tuple[str, Dialect]]:
-        return self.names
+    def offered(self) -> Iterable[Offered]:
+        return [Offered(name=name, dialects=dialects) for name, dialects in self.names]
+
+    def held(self) -> Iterable[Held]:
+        return self.running
+
+    def versions(self) -> Iterable[str]:
+        return self.ollama
 
     def aliases(self) -> Iterable[str]:
         return ()

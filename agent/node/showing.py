@@ -1,0 +1,120 @@
+"""Questions about a model: any owner is asked, nearest first, and nothing is reserved, learned or journaled."""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from agent.relay.ports import Asked, Choosing, Placer, Routed, Turned
+from router_core.ids import Id16
+from router_core.placement.fleet import Fleet
+from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.names import nearest
+from router_core.placement.owner import choose_owner
+from router_core.placement.reasons import Reason
+from router_core.placement.request import Endpoint, PlacementRequest
+from router_core.policy.placement import PlacementPolicy
+
+ANSWER_MS = 15_000
+"""How long a question may take, all attempts together."""
+
+_NO_TIME = 1
+_ID_BITS = 80
+
+
+class Showing:
+    """Makes a ``Choosing`` per question. ``rtts`` are ms by node, as far as they are known."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Callable[[], Fleet],
+        policy: PlacementPolicy,
+        rtts: Callable[[], Mapping[Id16, int]],
+        rng: Random,
+    ) -> None:
+        self.fleet = fleet
+        self.policy = policy
+        self.rtts = rtts
+        self.rng = rng
+
+    def __call__(self, asked: Asked) -> Choosing:
+        return Question(self, asked)
+
+
+class Question:
+    """One question being placed."""
+
+    def __init__(self, showing: Showing, asked: Asked) -> None:
+        self._showing = showing
+        self._asked = asked
+        self._hints = parse_hints(
+            asked.headers, asked.facts.hints, session_headers=showing.policy.session_headers
+        )
+        self._id = f"{showing.rng.getrandbits(_ID_BITS):020x}"
+        self.until_ms: int | None = asked.accepted_ms + ANSWER_MS
+
+    def decide(
+        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+    ) -> Routed | Turned:
+        """The next owner that was not asked yet."""
+        if isinstance(self._hints, HintFault):
+            return _turned(Reason.HINT_MALFORMED)
+        showing, asked = self._showing, self._asked
+        fleet = showing.fleet()
+        request = PlacementRequest(
+            request_id=asked.request_id,
+            dialect=asked.dialect,
+            model=asked.facts.model,
+            arrival_ms=asked.accepted_ms,
+            hints=self._hints,
+            caller=asked.caller,
+            attempt=attempt,
+            tried=tried,
+            refused=refused,
+        )
+        row = choose_owner(request, fleet, showing.policy, showing.rtts(), now)
+        if isinstance(row, Reason):
+            near: tuple[str, ...] = ()
+            if row is Reason.MODEL_ABSENT:
+                near = nearest(asked.facts.model, fleet.names(), showing.policy.nearest_names)
+            return _turned(row, near)
+        left_ms = max(_NO_TIME, asked.accepted_ms + ANSWER_MS - now)
+        return Routed(
+            decision_id=self._id,
+            at=row.key,
+            node=None if row.is_self else row.node_id,
+            label=row.label,
+            endpoint=row.endpoint,
+            served=row.model,
+            reason=Reason.NATIVE.value,
+            seq=0,
+            inst=fleet.live.ledger.inst,
+            route_seq=0,
+            prompt_tokens=0,
+            output_tokens=0,
+            request_class=self._hints.request_class.value,
+            wait_ms=left_ms,
+            left_ms=left_ms,
+            resident=row.resident,
+            ttft_ms=left_ms / 3,
+            load_ms=0.0,
+            ect_ms=left_ms / 3,
+            service_ms=0.0,
+        )
+
+    def first_token(self, seq: int) -> None:
+        """Nothing was reserved."""
+
+    def finish(self, seq: int) -> None:
+        """Nothing was reserved."""
+
+    def fail(self, seq: int) -> None:
+        """Nothing was reserved."""
+
+
+def placer_of(work: Placer, questions: Placer) -> Placer:
+    """Sends each request to the placer that is meant for it."""
+    return lambda asked: work(asked) if asked.is_work else questions(asked)
+
+
+def _turned(reason: Reason, near: tuple[str, ...] = ()) -> Turned:
+    return Turned(decision_id=None, status=reason.status, code=reason.value, nearest=near)

@@ -1,0 +1,72 @@
+"""What API clients are told besides an upstream's own reply: errors in their dialect, and where they were served."""
+
+from agent.relay.codes import RETRY_AFTER_S, message_of
+from agent.relay.dialects.paths import Tongue
+from agent.relay.front import Answer
+from agent.relay.headers import Headers
+from agent.relay.lists import JSON
+from agent.relay.ports import Asked, Routed, Turned
+from router_core.exchange.events import Reply
+
+API_SIDE = "api"
+"""The side of the listener that clients reach."""
+
+
+class ApiVoice:
+    """Tells one API client in its own dialect. ``cors`` goes onto every reply of the request."""
+
+    __slots__ = ("_cors", "_tongue")
+
+    side = API_SIDE
+
+    def __init__(self, tongue: Tongue, cors: Headers) -> None:
+        self._tongue = tongue
+        self._cors = cors
+
+    def refusal(
+        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
+    ) -> Answer:
+        headers = [*JSON, (b"x-request-id", asked.request_id.encode("ascii"))]
+        decision = routed.decision_id if turned is None and routed is not None and asked.is_work else None
+        counts: tuple[tuple[str, int], ...] = ()
+        nearest: tuple[str, ...] = ()
+        hints = None
+        if turned is not None:
+            decision, hints = turned.decision_id, turned.hints
+            if turned.code == told.code:
+                counts, nearest = turned.counts, turned.nearest
+        if decision is not None:
+            headers.append((b"x-pairmesh-decision-id", decision.encode("ascii")))
+        headers.append((b"x-pairmesh-reason", told.code.encode("ascii")))
+        if attempts > 1:
+            headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
+            if told.status in (502, 504):
+                headers.append((b"x-should-retry", b"false"))
+        if hints is not None:
+            headers.append((b"x-pairmesh-hints", hints.encode("ascii")))
+        if told.status in (429, 503):
+            headers.append((b"retry-after", b"%d" % (told.retry_after_s or RETRY_AFTER_S)))
+        body = self._tongue.error(told.status, told.code, message_of(told.code, counts, nearest))
+        return Answer(status=told.status, headers=headers + self._cors, body=body, code=told.code)
+
+    def stream_error(self, code: str, *, mid_event: bool) -> bytes:
+        return self._tongue.stream_error(code, message_of(code), mid_event=mid_event)
+
+    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
+        headers = [
+            (b"x-request-id", asked.request_id.encode("ascii")),
+            (b"x-pairmesh-node", routed.label.encode("ascii")),
+            (b"x-pairmesh-model", routed.served.encode("ascii")),
+        ]
+        if asked.is_work:
+            headers.append((b"x-pairmesh-decision-id", routed.decision_id.encode("ascii")))
+            headers.append((b"x-pairmesh-reason", routed.reason.encode("ascii")))
+        if attempts > 1:
+            headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
+            if status in (502, 504):
+                headers.append((b"x-should-retry", b"false"))
+        if routed.hints is not None:
+            headers.append((b"x-pairmesh-hints", routed.hints.encode("ascii")))
+        if routed.session is not None:
+            headers.append((b"x-pairmesh-session", routed.session.encode("ascii")))
+        return headers + self._cors
