@@ -87,7 +87,8 @@ def calibration(ratios: Iterable[float], policy: ProfilePolicy) -> float | None:
 
 
 def _bandwidth(static: Static, engine: EngineFacts, policy: ProfilePolicy) -> float:
+    """Bytes/s of the slowest GPU used; one that is told without any bandwidth is as good as unknown."""
     used = [static.gpus[i] for i in engine.gpus if i < len(static.gpus)]
     if not used:
         return policy.cpu_bytes_per_s
-    return min(gpu.mem_bw_gbs * 1e9 if gpu.mem_bw_gbs is not None else policy.gpu_bytes_per_s for gpu in used)
+    return min(gpu.mem_bw_gbs * 1e9 if gpu.mem_bw_gbs else policy.gpu_bytes_per_s for gpu in used)

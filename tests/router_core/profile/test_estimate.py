@@ -129,6 +129,11 @@ def test_a_cpu_is_expected_to_be_slower_than_an_unknown_gpu():
     assert prior(static(1000, 500), size_mib=4096).gen == prior(static(500), size_mib=4096).gen
 
 
+def test_a_gpu_told_without_any_bandwidth_is_an_unknown_gpu():
+    assert prior(static(0)) == prior(static(None))
+    assert prior(static(0, 100)) == prior(static(100))
+
+
 def test_a_tiny_model_is_not_expected_to_beat_the_clamp():
     tiny = prior(static(1000), size_mib=1)
     assert (tiny.gen, tiny.prompt, tiny.load_s) == (2000.0, 60_000.0, 0.05)
