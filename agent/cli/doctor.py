@@ -57,7 +57,7 @@ def examine(folders: Folders, service_runtime: Path = SERVICE_RUNTIME) -> Iterat
         yield findings.bad("daemon", str(exc))
         yield from findings.elsewhere(str(folders.runtime), str(service_runtime), service_runtime.exists())
     yield from findings.clock(time.time_ns() // 1_000_000, None if status is None else status.at_ms)
-    where = _configured(folders) if status is None else status.own.addresses
+    where = _configured(folders) if status is None else _reached_by_tcp(status.own.addresses)
     yield from findings.ports(
         {f"{name} {at}": _accepts(at) for name, at in where.items()}, status is not None
     )
@@ -105,6 +105,11 @@ def _configured(folders: Folders) -> Mapping[str, str]:
         "ingress": str(settings.ingress),
         "admin": str(settings.admin),
     }
+
+
+def _reached_by_tcp(addresses: Mapping[str, str]) -> Mapping[str, str]:
+    """All but the unix socket, which has answered by now."""
+    return {name: at for name, at in addresses.items() if not at.startswith("/")}
 
 
 def _accepts(where: str) -> bool:

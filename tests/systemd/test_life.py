@@ -45,6 +45,16 @@ async def test_ready_is_said_once_every_port_is_bound_and_the_roster_is_loaded(n
         assert first == "READY=1\nSTATUS=serving as alone"
 
 
+async def test_doctor_finds_nothing_bad_about_a_daemon_that_has_just_started(node: Node) -> None:
+    async with Supervised(node=node) as daemon:
+        await daemon.says("READY=1")
+        status, said, _ = await node.cli("doctor", "--json")
+    findings = json.loads(said)
+    assert [finding["said"] for finding in findings if finding["health"] == "bad"] == []
+    assert status == 0
+    assert {name for name in node.ports if f"{name} {node.ip}" in said} == set(node.ports)
+
+
 async def test_a_node_that_cannot_bind_is_never_ready(node: Node) -> None:
     with socket.create_server((node.ip, node.ports["ingress"])):
         async with Supervised(node=node) as daemon:
