@@ -32,7 +32,6 @@ from router_core.record.state import GpuState
 
 PROBE: Final = Path(__file__).with_name("nvml_probe.py")
 PROTOCOL: Final = 1
-FAST_MS, LIST_MS = 2_000, 5_000
 PROGRESS_BYTES: Final = 64
 PROGRESS: Final = struct.Struct("<4sIIIQQ")
 NOBODY: Final = 2**32 - 1
@@ -67,7 +66,8 @@ class NvmlClient:
         self._binding = binding
         self._report = report
         self._command = command
-        self._states = Supervisor(rng, times)
+        self._times = times or ProbeTimes()
+        self._states = Supervisor(rng, self._times)
         self._book = GpuBook(
             count=lambda code: report.errors.inc(str(code)), lost=report.lost, back=report.back
         )
@@ -128,10 +128,10 @@ class NvmlClient:
             return
         if self._book.list_due(now):
             self._when_answered = answered
-            self._send("list", LIST_MS)
+            self._send("list", self._times.list_ms)
         elif wanted := self._book.wanted:
             self._when_answered = answered
-            self._send("fast", FAST_MS, uuids=wanted)
+            self._send("fast", self._times.fast_ms, uuids=wanted)
 
     def samples(self, host: HostSample | None) -> tuple[GpuSample, ...]:
         return self._book.samples(self._absence(), host)

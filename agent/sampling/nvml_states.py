@@ -42,6 +42,8 @@ class ProbeTimes:
     """Deadlines and waits in milliseconds. Tests shorten them."""
 
     hello_ms: int = 20_000
+    fast_ms: int = 2_000
+    list_ms: int = 5_000
     hung_ms: int = 10_000
     quit_ms: int = 700
     grace_ms: int = 2_000

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.effects.clock import SystemClock
+from agent.sampling.driver import DriverSeen
 from agent.sampling.files import Roots
 from agent.sampling.host import HostAnswer, Tick
 from agent.sampling.loop import OwnWork, Sampler, SamplerPorts, SamplingTimes, next_tick
@@ -18,8 +20,8 @@ from agent.sampling.reader import HostReader
 from agent.settings.load import Settings, load
 from router_core.policy.pressure import GIB
 from router_core.pressure.machine import Notify
-from router_core.pressure.samples import Sampled, Status, measured
-from router_core.record.state import Flag, Level
+from router_core.pressure.samples import GpuIdentity, GpuSample, HostSample, Sampled, Status, measured
+from router_core.record.state import Flag, GpuState, Level, ResourceCode
 from tests.support.host_samples import host
 from tests.support.until import until
 
@@ -33,13 +35,60 @@ class Shifted(SystemClock):
         return super().boot_ms() + self.ahead_ms
 
 
+class Cards:
+    """A source of GPUs that answers at once with what the test says."""
+
+    library: str | None = "/lib/libnvidia-ml.so.1"
+    outstanding = False
+    degraded = False
+    reboot_pending = False
+
+    def __init__(self, clock: Shifted) -> None:
+        self.clock = clock
+        self.util = 0
+        self.state = GpuState.OK
+        self.seen: list[DriverSeen] = []
+        self.asked = 0
+        self.closed = False
+
+    @property
+    def expected(self) -> bool:
+        return bool(self.seen)
+
+    def driver_seen(self, driver: DriverSeen) -> None:
+        self.seen.append(driver)
+
+    def ask(self, answered: Callable[[], None]) -> None:
+        self.asked += 1
+        answered()
+
+    def samples(self, _host: HostSample | None) -> tuple[GpuSample, ...]:
+        now = self.clock.boot_ms()
+        return (
+            GpuSample(
+                identity=GpuIdentity(key="ab" * 8, name="card", vram_total_bytes=24 * GIB),
+                state=self.state,
+                util_pct=measured(self.util, now),
+                vram_free_bytes=measured(20 * GIB, now),
+            ),
+        )
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
 class Desk:
     """A sampler with a scripted host, and everything it published."""
 
     def __init__(
-        self, folder: Path, *, read: Callable[[Tick], HostAnswer] | None = None, **times: int
+        self,
+        folder: Path,
+        *,
+        read: Callable[[Tick], HostAnswer] | None = None,
+        gpus: "Cards | None" = None,
+        **times: int,
     ) -> None:
-        self.clock = Shifted()
+        self.clock = gpus.clock if gpus is not None else Shifted()
         self.free = threading.Event()
         self.free.set()
         self.asked: list[Tick] = []
@@ -61,8 +110,9 @@ class Desk:
             on_notify=self.notes.append,
             on_failed=self.errors.append,
         )
+        self.gpus = gpus
         self.sampler = Sampler(
-            found.sampling, self.clock, ports, SamplingTimes(**{"tick_ms": 20, "answer_ms": 10} | times)
+            found.sampling, self.clock, ports, SamplingTimes(**{"tick_ms": 20, "answer_ms": 10} | times), gpus
         )
 
     def _publish(self, sampled: Sampled, urgent: bool) -> None:
@@ -78,7 +128,11 @@ class Desk:
             raise self.error
         now = self.clock.boot_ms()
         sample = host(now, **{name: make(now) for name, make in self.changes.items()})
-        return HostAnswer(sample=sample, profile=self.profile if tick.want_profile else None)
+        return HostAnswer(
+            sample=sample,
+            profile=self.profile if tick.want_profile else None,
+            driver=DriverSeen(present=True, loaded="1.2") if tick.want_driver else None,
+        )
 
     @property
     def last(self) -> Sampled:
@@ -219,6 +273,59 @@ async def test_signals_switched_off_are_not_measured(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with desk.running():
         assert [state.code.name for state in desk.last.resources] == ["CPU", "MEMORY", "IO"]
+
+
+async def test_gpus_are_asked_every_tick_published_with_their_level_and_closed_at_the_end(
+    tmp_path: Path,
+) -> None:
+    cards = Cards(Shifted())
+    (tmp_path / "pairmesh.toml").write_text(
+        "[sampling.pressure.gpu_time.ext]\nhigh = { enter = 80, hold_in_s = 0, exit = 50, hold_out_s = 0 }\n"
+        "elevated = { enter = 40, hold_in_s = 0, exit = 30, hold_out_s = 0 }\n"
+    )
+    desk = Desk(tmp_path, gpus=cards)
+    async with desk.running():
+        await until(lambda: desk.last.gpus and desk.last.gpus[0].level is Level.NONE)
+        assert len(cards.seen) == 1
+        assert desk.asked[0].want_driver
+        assert desk.asked[0].library == cards.library
+        assert desk.last.flags == Flag(0)
+        cards.util = 95
+        await until(lambda: desk.last.gpus[0].level is Level.HIGH)
+        assert (desk.last.gpus[0].external_pct.value, desk.last.gpus[0].source) == (95, 4)
+        assert [s.level for s in desk.last.resources if s.code is ResourceCode.GPU_TIME] == [Level.HIGH]
+        assert any(urgent for _, urgent in desk.published[-3:])
+    assert cards.closed
+
+
+async def test_own_work_between_two_ticks_is_never_taken_for_somebody_elses(tmp_path: Path) -> None:
+    cards = Cards(Shifted())
+    desk = Desk(tmp_path, gpus=cards)
+    async with desk.running():
+        await until(lambda: desk.last.gpus and desk.last.gpus[0].external_pct.value == 0)
+        desk.sampler.worked()
+        cards.util = 100
+        seen, read = len(desk.published), len(desk.asked)
+        await until(lambda: len(desk.asked) > read + 5)
+        assert {sampled.gpus[0].external_pct.value for sampled, _ in desk.published[seen:]} == {0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"state": GpuState.LOST}, Flag.NO_LOAD),
+        ({"state": GpuState.UNRESPONSIVE, "degraded": True}, Flag.NO_LOAD | Flag.DEGRADED),
+        ({"reboot_pending": True}, Flag.NO_LOAD),
+        ({"state": GpuState.UNSUPPORTED}, Flag(0)),
+    ],
+)
+async def test_what_gpus_cannot_do_is_flagged(tmp_path: Path, changes: dict[str, Any], flags: Flag) -> None:
+    cards = Cards(Shifted())
+    desk = Desk(tmp_path, gpus=cards)
+    async with desk.running():
+        for name, value in changes.items():
+            setattr(cards, name, value)
+        await until(lambda: desk.last.flags & ~Flag.SENSOR_STALE == flags, picture=lambda: desk.last.flags)
 
 
 @settings(max_examples=100)
