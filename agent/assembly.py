@@ -69,6 +69,8 @@ from agent.relay.ports import Observer, Phase, Placer
 from agent.relay.wiring import Hands, Wiring
 from agent.sampling.files import Roots
 from agent.sampling.loop import OwnWork, Sampler, SamplerPorts
+from agent.sampling.nvml import NvmlClient, binding_file
+from agent.sampling.nvml_report import ProbeReport
 from agent.sampling.reader import HostReader
 from agent.sampling.report import SamplingReport
 from agent.settings.load import MeshSettings, Settings
@@ -83,6 +85,7 @@ from router_core.mesh.machine import Mesh
 from router_core.mesh.publish import Me
 from router_core.placement.fleet import Live
 from router_core.placement.ledger import Ledger
+from router_core.placement.request import Endpoint as PlacedAt
 from router_core.placement.sessions import Sessions
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy
@@ -195,6 +198,8 @@ class Assembly:
         self.membership.subscribe_addresses(self._told_addresses)
         self.membership.subscribe(self.viewing.members_changed)
         self.membership.subscribe(self.driver.roster_changed)
+        self.membership.subscribe(self.targets.members_changed)
+        self.targets.members_changed(self.membership.members, self.membership.mesh_id)
         self.viewing.members_changed(self.membership.members, self.membership.mesh_id)
         self.driver.roster_changed(self.membership.members, self.membership.mesh_id)
 
@@ -205,6 +210,7 @@ class Assembly:
         self.work = WatchedWork()
         self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
         self.breakers = Breakers(self.exchange_policy)
+        self.suspects: set[PlacedAt] = set()
         self.profiles = Profiles(ProfilePolicy())
         self.board = Board(empty(own.id32, self.settings.name))
         self.viewing = Viewing(
@@ -218,7 +224,7 @@ class Assembly:
             ),
             profiles=self.profiles,
             policy=self.policy,
-            live=Live(ledger=self.ledger, breakers=self.breakers),
+            live=Live(ledger=self.ledger, breakers=self.breakers, suspects=self.suspects),
             clock=clock,
         )
         self.learning = Learning(
@@ -250,7 +256,7 @@ class Assembly:
         )
         self.alarms = Alarms(self.log, "mesh")
         rules = AddressRules(allow=mesh.allow_networks, own=frozenset(own_addresses(mesh.listen)))
-        self.ingress_book = AddressBook(rules)
+        self.ingress_rules = rules
         self.driver = Driver(
             self.machine,
             clock=self.clock,
@@ -296,7 +302,6 @@ class Assembly:
             self.clock,
             version=__version__,
             router=self.settings.router,
-            gpu_host=Path("/proc/driver/nvidia").exists(),
         )
         self.work.changed = self._work_changed
 
@@ -307,7 +312,7 @@ class Assembly:
             endpoints=self.engines.endpoints,
             members=lambda: self.membership.members,
             contexts=self.contexts,
-            book=self.ingress_book,
+            book=AddressBook(self.ingress_rules),
             is_draining=lambda: self.phase is Phase.DRAINING,
         )
         self.relay_metrics = RelayMetrics()
@@ -401,16 +406,31 @@ class Assembly:
 
     def _build_sampling(self) -> None:
         self.sampling_report = SamplingReport(self.log, self.clock.boot_ms)
+        binding = binding_file()
+        self.probe_report = ProbeReport(self.log, binding)
+        gpus = None
+        if self.settings.sampling.nvml != "off":
+            gpus = NvmlClient(
+                clock=self.clock,
+                rng=new_rng(),
+                folder=self.folders.runtime,
+                environ=os.environ,
+                binding=binding,
+                report=self.probe_report,
+                failed=self._failed,
+            )
+        search = os.environ.get("LD_LIBRARY_PATH", "")
         self.sampler = Sampler(
             self.settings.sampling,
             self.clock,
             SamplerPorts(
-                read=HostReader(self.roots, self.clock.boot_ms).read,
+                read=HostReader(self.roots, self.clock.boot_ms, library_path=search).read,
                 work=self._own_work,
                 on_sampled=self.speaking.sampled,
                 on_notify=self.sampling_report.notify,
                 on_failed=self.sampling_report.failed,
             ),
+            gpus=gpus,
         )
 
     def _build_admin(self) -> None:
@@ -422,6 +442,7 @@ class Assembly:
             self.access,
             self.refused,
             self.sampling_report,
+            self.probe_report,
             ViewMetrics(lambda: self.board.current, self.clock.boot_ms),
         )
         self.admin = AdminServer(
