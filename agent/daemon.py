@@ -22,7 +22,7 @@ from agent.node.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
 from agent.observe.log import Log, Severity, stream_log
 from agent.relay.ports import Phase
-from agent.relay.wiring import review_on_change
+from agent.relay.wiring import review_on_change, watch_silence
 from agent.settings.load import Settings
 from agent.store.folders import Folders, RefuseToStart
 from router_core.record.state import LeaveReason
@@ -126,6 +126,7 @@ class Daemon:
             "discovery": node.discovery.run(partial(announced_addresses, settings.mesh.listen)),
             "addresses": self._follow_addresses(),
             "review": review_on_change(node.board, node.wiring),
+            "silence": watch_silence(node.wiring, node.suspects),
             "watchdog": keep_watchdog(notifier, self._parts(), self._stale),
         } | {f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.acceptors.items()}
         ending = asyncio.create_task(signals.stop.wait(), name="stop")

@@ -13,7 +13,7 @@ from typing import Any
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
 from agent.relay.dialects.streams import SERVER_SENT
 from agent.relay.front import Answer, Client
-from agent.relay.headers import Headers, passed_down, value_of
+from agent.relay.headers import Headers, passed_down
 from agent.relay.intake import Request
 from agent.relay.lines import line_of_exchange
 from agent.relay.parcel import Parcel
@@ -22,10 +22,12 @@ from agent.relay.pool import ConnectFailed
 from agent.relay.ports import Asked, Choosing, Routed, Turned
 from agent.relay.route import format_route, route_of
 from agent.relay.upstream import UpstreamConnection
-from agent.relay.wiring import Voice, Wiring
+from agent.relay.wiring import Voice, Wiring, tell_breakers
 from router_core.exchange import events as ev
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.exchange.machine import ENDED, Exchange, State
+from router_core.exchange.patience import silence_limit_ms
+from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
 
@@ -68,6 +70,7 @@ class Courier:
         self._status = 0
         self._code: str | None = None
         self._first_byte_ms: float | None = None
+        self._flowing_ms: float | None = None
         self._slow_client = False
         self._suspect = False
         self._closed = False
@@ -88,10 +91,12 @@ class Courier:
         self._step(ev.ClientGone())
 
     def pause(self) -> None:
+        self._flowing_ms = None
         if self._upstream is not None:
             self._upstream.transport.pause_reading()
 
     def resume(self) -> None:
+        self._flowing_ms = self._now_ms()
         if self._upstream is not None:
             self._upstream.transport.resume_reading()
 
@@ -100,6 +105,14 @@ class Courier:
     def shut_down(self) -> None:
         """The node stops now: tell the client the truth."""
         self._step(ev.ShuttingDown())
+
+    def silent_at(self, now: int) -> Endpoint | None:
+        """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
+        routed, flowing_ms = self._routed, self._flowing_ms
+        if routed is None or flowing_ms is None or self._first_byte_ms is None:
+            return None
+        last_ms = max(flowing_ms, self._now_at().last_byte_ms or 0.0)
+        return routed.at if now - last_ms > silence_limit_ms(routed.gap_ms) else None
 
     def review(self) -> None:
         """Liveness may have changed: look at the peer this request depends on."""
@@ -259,8 +272,7 @@ class Courier:
 
     async def _connect(self, number: int) -> None:
         attempt = self._now_at()
-        assert attempt.target is not None
-        assert attempt.options is not None
+        assert attempt.target is not None and attempt.options is not None
         try:
             connection = await self._w.pool.connect(attempt.target, attempt.options)
         except ConnectFailed as failed:
@@ -309,15 +321,11 @@ class Courier:
     def _commit(self, _action: ev.Commit) -> None:
         routed, attempt = self._routed, self._now_at()
         assert routed is not None
-        self._first_byte_ms = self._now_ms()
+        self._first_byte_ms = self._flowing_ms = self._now_ms()
         self._status = attempt.status
         self._release_body()
         self._choosing.first_token(routed.seq)
-        headers = passed_down(attempt.headers)
-        if attempt.stream is SERVER_SENT:
-            headers.append((b"x-accel-buffering", b"no"))
-            if value_of(headers, b"cache-control") is None:
-                headers.append((b"cache-control", b"no-cache"))
+        headers = passed_down(attempt.headers, events=attempt.stream is SERVER_SENT)
         headers += self._voice.headers(self._asked, routed, self._machine.attempt, attempt.status)
         self._client.begin(attempt.status, headers, attempt.length)
         for data in attempt.held:
@@ -349,8 +357,7 @@ class Courier:
 
     def _tell_error(self, action: ev.TellError) -> None:
         self._code = action.code
-        attempt = self._now_at()
-        last = b""
+        attempt, last = self._now_at(), b""
         if attempt.stream is not None:
             last = self._voice.stream_error(action.code, mid_event=attempt.tail.mid_event)
         self._client.cut(last)
@@ -370,18 +377,11 @@ class Courier:
         outcome, routed, attempt = action.outcome, self._routed, self._now_at()
         assert routed is not None
         attempt.waited()
-        now = int(self._now_ms())
         if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
             self._choosing.finish(routed.seq)
         else:
             self._choosing.fail(routed.seq)
-        breakers = self._w.breakers
-        if outcome.fault:
-            breakers.failed(routed.at, now, connection_refused=outcome.cause is Cause.CONNECT_REFUSED)
-        elif outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
-            breakers.succeeded(routed.at, now)
-        else:
-            breakers.released(routed.at)
+        tell_breakers(self._w.breakers, outcome, self._w.clock.boot_ms())
         self._w.observer.attempted(attempt_report(self._voice.side, self._asked, routed, outcome, attempt))
 
     # --- the end ---------------------------------------------------------------------------------------------

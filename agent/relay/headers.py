@@ -147,14 +147,19 @@ def peer_head(
     )
 
 
-def passed_down(headers: Headers) -> Headers:
-    """The upstream's headers that may come down; framing is ours."""
+def passed_down(headers: Headers, *, events: bool = False) -> Headers:
+    """The upstream's headers that may come down; framing is ours. Nobody on the way is to hold ``events`` back."""
     dropped = nominated(headers)
-    return [
+    passed = [
         (key, value)
         for key, value in headers
         if (key in REPLY_PASSED or key.startswith(REPLY_FAMILIES)) and key not in dropped
     ]
+    if events:
+        passed.append((b"x-accel-buffering", b"no"))
+        if value_of(passed, b"cache-control") is None:
+            passed.append((b"cache-control", b"no-cache"))
+    return passed
 
 
 class Framing(Struct, frozen=True, gc=False):

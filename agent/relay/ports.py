@@ -74,6 +74,11 @@ class Routed(Struct, frozen=True, kw_only=True):
     hints: str | None = None
     session: str | None = None
 
+    @property
+    def gap_ms(self) -> float:
+        """Predicted time between two tokens."""
+        return (self.ect_ms - self.ttft_ms) / max(1, self.output_tokens)
+
 
 class Turned(Struct, frozen=True, kw_only=True):
     """Nobody can take the request. ``counts`` are rows per exclusion code, ``nearest`` up to 3 model names."""

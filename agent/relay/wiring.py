@@ -1,6 +1,7 @@
 """What every request of a listener shares, and the ways in which errors are told."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -14,8 +15,12 @@ from agent.relay.headers import Headers
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.breaker import Breakers
-from router_core.exchange.events import Reply
+from router_core.exchange.events import Outcome, Reply, Result
+from router_core.exchange.failure import Cause
+from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
+
+SILENCE_SWEEP_S = 1.0
 
 
 class InHand(Protocol):
@@ -23,6 +28,9 @@ class InHand(Protocol):
 
     def review(self) -> None:
         """Liveness may have changed: look at the peer this request depends on."""
+
+    def silent_at(self, now: int) -> Endpoint | None:
+        """The endpoint that keeps a client waiting in mid-answer for too long, if it does."""
 
     def shut_down(self) -> None:
         """The node stops now: tell the client the truth."""
@@ -80,6 +88,31 @@ class Voice(Protocol):
 
     def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
         """Headers added to an upstream's reply."""
+
+
+def tell_breakers(breakers: Breakers, outcome: Outcome, now: int) -> None:
+    """One attempt ended: a fault, a success, or nothing that speaks for or against its endpoint."""
+    if outcome.fault:
+        refused = outcome.cause is Cause.CONNECT_REFUSED
+        breakers.failed(outcome.endpoint, now, connection_refused=refused)
+    elif outcome.result in (Result.DONE, Result.ANSWERED):
+        breakers.succeeded(outcome.endpoint, now)
+    else:
+        breakers.released(outcome.endpoint)
+
+
+def mark_silent(requests: Iterable[InHand], suspects: set[Endpoint], now: int) -> None:
+    """Make ``suspects`` the endpoints that fell silent in mid-answer; one byte, or the end, takes each out again."""
+    found = {at for request in requests if (at := request.silent_at(now)) is not None}
+    suspects.intersection_update(found)
+    suspects.update(found)
+
+
+async def watch_silence(wiring: Wiring, suspects: set[Endpoint]) -> None:
+    """Keep ``suspects`` up to date once a second, until cancelled."""
+    while True:
+        await asyncio.sleep(SILENCE_SWEEP_S)
+        mark_silent(wiring.in_hand, suspects, wiring.clock.boot_ms())
 
 
 async def review_on_change(board: Board, wiring: Wiring) -> None:

@@ -1,6 +1,7 @@
-"""How long to wait for the first body byte of an attempt."""
+"""How long to wait for the first body byte of an attempt, and for the next one."""
 
 FLOOR_MS = 10_000
+_GAPS = 5.0
 
 
 def first_byte_limit_ms(
@@ -22,3 +23,9 @@ def first_byte_limit_ms(
         return configured_ms
     expected = 3.0 * (ttft_ms - load_ms) + 2.0 * load_ms if stream else 3.0 * ect_ms
     return max(floor_ms, round(expected))
+
+
+def silence_limit_ms(gap_ms: float, floor_ms: int = FLOOR_MS) -> float:
+    """Milliseconds of silence in mid-answer after which new requests had better go elsewhere; ``gap_ms`` is the
+    expected time between two tokens."""
+    return max(float(floor_ms), _GAPS * gap_ms)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.relay.ports import Turned
 from router_core.record.membership import Liveness
 from router_core.record.state import (
     Dispatch,
@@ -220,6 +221,6 @@ def test_own_word_is_believed_before_anybody_else_hears_it() -> None:
     world.own(an_endpoint())
     assert world.route(world.ask()).node is None
     world.own(an_endpoint(resident=()))
-    assert world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000).code == (
-        "model_absent"
-    )
+    told = world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
+    assert isinstance(told, Turned)
+    assert told.code == "model_absent"

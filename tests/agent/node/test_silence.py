@@ -1,0 +1,86 @@
+"""An endpoint that falls silent in mid-answer is avoided until it says something; clients that pause it are no reason."""
+
+import asyncio
+
+from agent.relay.wiring import mark_silent
+from router_core.exchange.patience import silence_limit_ms
+from tests.agent.node.rig import World, an_endpoint, key_of
+from tests.agent.relay.client import Client, post
+from tests.agent.relay.rig import at, running
+from tests.support.recorder import Exchange, Recorder
+from tests.support.until import until
+
+
+async def test_an_endpoint_is_suspect_from_its_silence_to_its_next_byte() -> None:
+    go = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(b"data: 1\n\n")
+        await go.wait()
+        await exchange.chunk(b"data: 2\n\n")
+        await exchange.gone()
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        await client.send(post(relay.port, b'{"model":"m","stream":true}'))
+        await client.head()
+        await client.chunk()
+        suspects: set[str] = {"gone-by"}
+        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 9_000)
+        assert suspects == set()
+        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 10_500)
+        assert suspects == {at("e0")}
+        go.set()
+        await client.chunk()
+        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 9_000)
+        assert suspects == set()
+        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 10_500)
+        client.close()
+        await until(lambda: not relay.wiring.in_hand)
+        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 10_500)
+        assert suspects == set()
+
+
+async def test_what_was_not_begun_and_what_the_client_holds_up_is_no_silence() -> None:
+    async def script(exchange: Exchange) -> None:
+        if b"stream" in exchange.request.body:
+            await exchange.begin_stream()
+            await exchange.chunk(b"data: 1\n\n")
+        await exchange.gone()
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        waiting, streaming = await Client.to(relay.port), await Client.to(relay.port)
+        await waiting.send(post(relay.port))
+        await streaming.send(post(relay.port, b'{"model":"m","stream":true}'))
+        await streaming.head()
+        for request in relay.wiring.in_hand:
+            if request.silent_at(relay.clock.boot_ms() + 20_000) is not None:
+                request.pause()  # type: ignore[attr-defined]
+        suspects: set[str] = set()
+        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 20_000)
+        assert suspects == set()
+        for client in (waiting, streaming):
+            client.close()
+
+
+def test_a_slow_model_is_given_five_gaps() -> None:
+    assert silence_limit_ms(100.0) == 10_000
+    assert silence_limit_ms(4_000.0) == 20_000
+
+
+def test_a_suspect_serves_only_if_nobody_else_can() -> None:
+    world = World()
+    world.own(an_endpoint())
+    world.peer("beta", an_endpoint())
+    world.suspects.add(key_of("me"))
+    served = set()
+    for number in range(20):
+        choosing = world.ask(f"r{number}")
+        routed = world.route(choosing)
+        choosing.finish(routed.seq)
+        served.add(routed.at)
+    assert served == {key_of("beta")}
+    world.admit()
+    last = world.route(world.ask())
+    assert (last.at, last.reason) == (key_of("me"), "degraded")
