@@ -71,9 +71,7 @@ class Courier:
         self._code: str | None = None
         self._first_byte_ms: float | None = None
         self._flowing_ms: float | None = None
-        self._slow_client = False
-        self._suspect = False
-        self._closed = False
+        self._slow_client = self._suspect = self._closed = False
 
     def start(self) -> "Courier":
         """Begin; returns itself."""
@@ -272,7 +270,8 @@ class Courier:
 
     async def _connect(self, number: int) -> None:
         attempt = self._now_at()
-        assert attempt.target is not None and attempt.options is not None
+        assert attempt.target is not None
+        assert attempt.options is not None
         try:
             connection = await self._w.pool.connect(attempt.target, attempt.options)
         except ConnectFailed as failed:
