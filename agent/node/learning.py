@@ -163,7 +163,7 @@ def _outcome_of(
     prompt_ms = told.prompt_ms
     if cold and streamed and told.queue_ms is None:
         prompt_ms = None
-    load_ms = told.load_ms
+    load_ms = told.load_ms if cold else None
     if load_ms is None and cold and timings is not None and until_first_ms is not None:
         load_ms = max(0.0, until_first_ms - _warm_ms(report, row, told, prompt_ms, streamed=streamed))
     return Outcome(

@@ -139,6 +139,16 @@ def test_a_warm_answer_teaches_no_load(world: World) -> None:
     assert profile(world).loads_s == ()
 
 
+@pytest.mark.parametrize(("resident", "loads"), [(True, ()), (False, (4.0,))])
+def test_a_load_time_that_is_told_counts_only_if_the_model_was_not_in_memory(
+    world: World, resident: bool, loads: tuple[float, ...]
+) -> None:
+    told = b'{"response":"","done":true,"total_duration":9000000000,"load_duration":4000000000}'
+    routed = routed_to(world, resident=resident)
+    world.learning.learn(a_report(routed, head=told, tail=told))
+    assert profile(world).loads_s == pytest.approx(loads)
+
+
 def test_speeds_are_of_as_many_requests_as_the_engine_worked_on(world: World) -> None:
     others = [world.ask(f"r{number}") for number in range(2)]
     for other in others:

@@ -21,7 +21,9 @@ from agent.relay.ports import (
     AccessLine,
     Asked,
     AttemptReport,
+    FirstBytes,
     Held,
+    NobodyAsks,
     Offered,
     PeerRoute,
     Phase,
@@ -275,7 +277,11 @@ class Relay:
         assert self.buffered.held == 0
 
 
-def build(clock: Clock | None = None, policy: ExchangePolicy | None = None) -> Relay:
+def build(
+    clock: Clock | None = None,
+    policy: ExchangePolicy | None = None,
+    first_bytes: FirstBytes | None = None,
+) -> Relay:
     """A relay without listeners; its tasks report to ``watch``."""
     clock = clock or SystemClock()
     fleet, gate, watch = Fleet(), Gate(), Watch()
@@ -293,6 +299,7 @@ def build(clock: Clock | None = None, policy: ExchangePolicy | None = None) -> R
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
         in_hand=Hands(),
+        first_bytes=first_bytes or NobodyAsks(),
     )
     return Relay(
         fleet=fleet,
@@ -320,9 +327,10 @@ async def running(
     policy: ExchangePolicy | None = None,
     doors_of: Callable[[int], Doors] | None = None,
     most: int = 1_024,
+    first_bytes: FirstBytes | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port."""
-    relay = build(clock, policy)
+    relay = build(clock, policy, first_bytes)
     for number, port in enumerate(upstreams):
         relay.fleet.add(Local(f"e{number}", port))
     sock = bound()
