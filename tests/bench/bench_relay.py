@@ -1,31 +1,41 @@
 """What the relay adds: one chat POST of 1 kB against a static upstream, direct and through, in rotating rounds.
 
-Three processes on loopback: the upstream behind two ports, a whole daemon with one endpoint for each, and this load
-generator. Decisions, records, metrics, logging and sampling are on. ``relay.added_p50_us.c1`` is the
-difference of the medians at one connection, the median of the rounds; its gate is 400 us. Throughput at 16
-connections is printed with its ratio to direct, never gated.
+Processes on loopback: the upstream behind two ports, a whole daemon with one endpoint for each, and the load.
+Decisions, records, metrics, logging and sampling are on. ``relay.added_p50_us.c1`` is the difference of the medians
+at one connection, the median of the rounds; its gate is 250 us. Throughput at 16 connections is printed beside direct.
+
+``--peers`` adds vllm-router, smg and haproxy before the same two upstreams, which are nginx then, under load by wrk:
+for each round the relay's throughput over the peer's and its added p50 over the peer's, their median, least and
+most. The gate is a throughput of 1.2 times vllm-router's in the median and in all rounds but one. Who cannot be
+started is named with the reason, and its gate did not run.
 """
 
+import argparse
 import asyncio
 import contextlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import uvloop
 
-from tests.bench.report import Figure, against, emit, wants_json
+from tests.bench import relay_peers as peers
+from tests.bench.report import Figure, against, emit
 from tests.support.cluster import Node
 
-ADDED_P50_LIMIT_US = 400.0
+ADDED_P50_LIMIT_US = 250.0
+PEER_RPS_GATE = 1.2
+GATED_PEER = "vllm-router"
 ROUNDS = 5
 WARM_UP_S = 0.3
 LATENCY_S = 1.0
 THROUGHPUT_S = 1.2
+RELAY = "pairmesh"
 
 PROMPT = "tell me about the weather " * 32
 BODY = b'{"model":"tiny","messages":[{"role":"user","content":"%s"}],"max_tokens":64}' % PROMPT.encode()
@@ -130,29 +140,92 @@ async def load(port: int, connections: int, seconds: float) -> list[int]:
     return [taken for each in loads for taken in each.taken_ns]
 
 
-async def measure(direct: int, through: int) -> list[Figure]:
-    """Rounds in rotating order against both ports."""
-    ports = {"direct": direct, "relay": through}
-    p50: dict[str, list[float]] = {name: [] for name in ports}
-    rps: dict[str, list[float]] = {name: [] for name in ports}
+Drive = Callable[[int, int, float], Awaitable[tuple[float, float]]]
+"""Puts ``connections`` on ``port`` for some seconds: (p50 in microseconds, requests a second)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rounds:
+    """What each subject showed in each round."""
+
+    p50_us: dict[str, list[float]]
+    rps: dict[str, list[float]]
+
+    def added_us(self, name: str) -> list[float]:
+        return [mine - direct for mine, direct in zip(self.p50_us[name], self.p50_us["direct"], strict=True)]
+
+
+async def own_load(port: int, connections: int, seconds: float) -> tuple[float, float]:
+    since = time.perf_counter()
+    taken = await load(port, connections, seconds)
+    return median(taken) / 1000, len(taken) / (time.perf_counter() - since)
+
+
+async def measure(ports: Mapping[str, int], drive: Drive, latency_s: float, throughput_s: float) -> Rounds:
+    """Rounds over all subjects, each round in another order."""
+    rounds = Rounds(p50_us={name: [] for name in ports}, rps={name: [] for name in ports})
     for port in ports.values():
-        await load(port, 16, WARM_UP_S)
+        await drive(port, 16, WARM_UP_S)
+    names = list(ports)
     for number in range(ROUNDS):
-        order = list(ports) if number % 2 else list(reversed(ports))
+        at = number % len(names)
+        order = names[at:] + names[:at]
         for name in order:
-            p50[name].append(median(await load(ports[name], 1, LATENCY_S)) / 1000)
+            rounds.p50_us[name].append((await drive(ports[name], 1, latency_s))[0])
         for name in order:
-            since = time.perf_counter()
-            count = len(await load(ports[name], 16, THROUGHPUT_S))
-            rps[name].append(count / (time.perf_counter() - since))
-    added = [through - direct for through, direct in zip(p50["relay"], p50["direct"], strict=True)]
-    return [
-        Figure("relay.direct_p50_us.c1", median(p50["direct"]), "us"),
-        Figure("relay.p50_us.c1", median(p50["relay"]), "us"),
-        against("relay.added_p50_us.c1", median(added), "us", ADDED_P50_LIMIT_US),
-        Figure("relay.direct_rps.c16", median(rps["direct"]), "req/s"),
-        against("relay.rps.c16", median(rps["relay"]), "req/s", median(rps["direct"])),
+            rounds.rps[name].append((await drive(ports[name], 16, throughput_s))[1])
+    return rounds
+
+
+def told(rounds: Rounds) -> list[Figure]:
+    figures = [
+        Figure("relay.direct_p50_us.c1", median(rounds.p50_us["direct"]), "us"),
+        Figure("relay.p50_us.c1", median(rounds.p50_us[RELAY]), "us"),
+        against("relay.added_p50_us.c1", median(rounds.added_us(RELAY)), "us", ADDED_P50_LIMIT_US),
+        Figure("relay.direct_rps.c16", median(rounds.rps["direct"]), "req/s"),
+        against("relay.rps.c16", median(rounds.rps[RELAY]), "req/s", median(rounds.rps["direct"])),
     ]
+    return figures + [figure for name in peers.PEERS if name in rounds.rps for figure in beside(name, rounds)]
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def beside(name: str, rounds: Rounds) -> list[Figure]:
+    """The relay beside one peer: values are ratios relay / peer, the last column against the gate if there is one."""
+    rps = ratios(rounds.rps[RELAY], rounds.rps[name])
+    added = ratios(rounds.added_us(RELAY), rounds.added_us(name))
+    gate = PEER_RPS_GATE if name == GATED_PEER else None
+    figures = [
+        Figure(f"relay.p50_us.c1.{name}", median(rounds.p50_us[name]), "us"),
+        Figure(f"relay.rps.c16.{name}", median(rounds.rps[name]), "req/s"),
+    ]
+    for what, values, limit in (
+        (f"rps_ratio.c16.{name}", rps, gate),
+        (f"added_p50_ratio.c1.{name}", added, None),
+    ):
+        middle = median(values)
+        figures.append(Figure(f"relay.{what}", middle, "x", limit, None if limit is None else middle / limit))
+        figures += [
+            Figure(f"relay.{what}.{end}", pick(values), "x") for end, pick in (("min", min), ("max", max))
+        ]
+        figures += [Figure(f"relay.{what}.round{n}", value, "x") for n, value in enumerate(values, 1)]
+    return figures
+
+
+def broken_gates(rounds: Rounds) -> list[str]:
+    """What a gate says no to; a peer that was not measured breaks none."""
+    broken = []
+    added = median(rounds.added_us(RELAY))
+    if added > ADDED_P50_LIMIT_US:
+        broken.append(f"added p50 at one connection {added:.0f} us, limit {ADDED_P50_LIMIT_US:.0f}")
+    if GATED_PEER in rounds.rps:
+        rps = ratios(rounds.rps[RELAY], rounds.rps[GATED_PEER])
+        held = sum(ratio >= PEER_RPS_GATE for ratio in rps)
+        if median(rps) < PEER_RPS_GATE or held < len(rps) - 1:
+            broken.append(f"throughput {median(rps):.2f} times {GATED_PEER}'s, gate {PEER_RPS_GATE}")
+    return broken
 
 
 async def serve_upstream() -> None:
@@ -174,20 +247,46 @@ def upstreams() -> Iterator[list[int]]:
             process.kill()
 
 
-async def run(ports: Sequence[int]) -> list[Figure]:
-    """Start a daemon before the upstreams, measure, stop it."""
-    with tempfile.TemporaryDirectory() as folder:
-        node = Node(name="bench", ip="127.0.0.1", base=Path(folder))
-        node.write_settings([])
-        for number, port in enumerate(ports):
-            manifest = f'engine = "openai"\nurl = "http://127.0.0.1:{port}"\nslots = 16\n'
-            (node.config / "endpoints" / f"u{number}.toml").write_text(manifest)
-        await node.start()
-        try:
-            await served(node.ports["api"])
-            return await measure(ports[0], node.ports["api"])
-        finally:
-            await node.kill()
+@contextlib.asynccontextmanager
+async def daemon(ports: Sequence[int], folder: Path) -> AsyncIterator[int]:
+    """The API port of a daemon before the upstreams at ``ports``."""
+    node = Node(name="bench", ip="127.0.0.1", base=folder)
+    node.write_settings([])
+    for number, port in enumerate(ports):
+        manifest = f'engine = "openai"\nurl = "http://127.0.0.1:{port}"\nslots = 16\n'
+        (node.config / "endpoints" / f"u{number}.toml").write_text(manifest)
+    await node.start()
+    try:
+        await served(node.ports["api"])
+        yield node.ports["api"]
+    finally:
+        await node.kill()
+
+
+async def alone(folder: Path) -> Rounds:
+    with upstreams() as ports:
+        async with daemon(ports, folder) as port:
+            return await measure({"direct": ports[0], RELAY: port}, own_load, LATENCY_S, THROUGHPUT_S)
+
+
+async def beside_peers(folder: Path, seconds: float) -> Rounds:
+    """As ``alone``, with every peer that can be had."""
+
+    async def drive(port: int, connections: int, some_s: float) -> tuple[float, float]:
+        return await asyncio.to_thread(peers.wrk, port, BODY, connections, some_s, folder)
+
+    peers.program("wrk")
+    with contextlib.ExitStack() as stack:
+        ports = stack.enter_context(peers.nginx(ANSWER, MODELS, folder))
+        subjects = {"direct": ports[0]}
+        for name in peers.PEERS:
+            try:
+                subjects[name] = stack.enter_context(peers.peer(name, ports, folder, BODY))
+            except peers.Absent as why:
+                print(f"{name} is not measured, its gate did not run: {why}", file=sys.stderr)
+        async with daemon(ports, folder / "node") as port:
+            subjects[RELAY] = port
+            return await measure(subjects, drive, seconds, seconds)
 
 
 async def served(port: int) -> None:
@@ -207,12 +306,23 @@ def main(argv: Sequence[str]) -> int:
     if argv == ["--upstream"]:
         uvloop.run(serve_upstream())
         return 0
-    as_json = wants_json(argv)
-    with upstreams() as ports:
-        figures = uvloop.run(run(ports))
-    emit(figures, as_json)
-    added = next(figure for figure in figures if figure.name == "relay.added_p50_us.c1")
-    return int(added.value > ADDED_P50_LIMIT_US)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--peers", action="store_true", help="measure other routers beside it")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement beside peers (3)")
+    wanted = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            rounds = uvloop.run(beside_peers(folder, wanted.seconds) if wanted.peers else alone(folder))
+        except peers.Absent as why:
+            print(f"not measured: {why}", file=sys.stderr)
+            return 1
+    emit(told(rounds), wanted.json)
+    broken = broken_gates(rounds)
+    for gate in broken:
+        print(gate, file=sys.stderr)
+    return int(bool(broken))
 
 
 if __name__ == "__main__":
