@@ -1,5 +1,6 @@
 """The ``ollama`` package, unchanged, against the local APIs of two nodes; the engines follow Ollama's wire schema."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from router_core.record.state import ModelState
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
 from tests.support.fakes.ollama import FakeModel, FakeOllama
 from tests.support.fakes.ollama_schema import check
@@ -209,21 +211,44 @@ async def test_an_openai_client_uses_ollama_engines_too(mesh: Mesh) -> None:
     assert {"plain", "tiny:latest", MID.name} <= set(names)
 
 
-async def test_what_an_engine_told_is_learned(mesh: Mesh) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_record_of_a_request_has_the_engines_own_count_of_tokens(mesh: Mesh, stream: bool) -> None:
+    body = {"model": MID.name, "prompt": "x", "options": {"num_predict": 5}, "stream": stream}
+    _, _, headers = await mesh.raw("/api/generate", json=body)
+
+    async def ended() -> Any:
+        decision = headers["x-pairmesh-decision-id"]
+        return (await mesh.cluster["alpha"].get(f"/v1/decisions/{decision}"))["outcome"]
+
+    outcome = await wait_for(ended, 10, "the record's ending")
+    assert (outcome["status"], outcome["out_tokens"]) == (200, 5)
+
+
+async def test_a_load_is_seen_by_every_node_while_it_lasts(mesh: Mesh) -> None:
     fake = mesh.fakes["beta"]
-    fake.token_s, fake.prefill_s = 0.001, 0.001
+    fake.unload_all()
+    fake.gate = asyncio.Event()
+
+    async def states(node: str) -> set[int]:
+        view = await mesh.cluster[node].get("/v1/view")
+        (beta,) = (each for each in view["nodes"] if each["name"] == "beta")
+        names = [model["name"] for model in beta["static"]["models"]]
+        return {each["state"] for each in beta["volatile"]["residents"] if names[each["model"]] == MID.name}
+
+    async def seen_as(state: ModelState | None) -> bool:
+        wanted = set() if state is None else {state.value}
+        return all([await states(node) == wanted for node in ("alpha", "beta")])
+
+    await wait_for(lambda: seen_as(None), 15, "the model gone")
+    asked = asyncio.create_task(mesh.raw("/api/generate", json={"model": MID.name, "prompt": "x"}))
     try:
-        body = {"model": MID.name, "prompt": "word " * 400, "options": {"num_predict": 40}}
-        for _ in range(3):
-            await mesh.raw("/api/generate", node="beta", json=body)
+        await wait_for(lambda: seen_as(ModelState.LOADING), 15, "the model loading")
+        listed = json.loads((await mesh.raw("/api/ps"))[1])["models"]
+        assert MID.name in [model["name"] for model in listed]
     finally:
-        fake.token_s = fake.prefill_s = 0.0
-
-    async def learned() -> bool:
-        view = json.dumps(await mesh.cluster["beta"].get("/v1/view"))
-        return '"gen_dtps"' in view
-
-    await wait_for(learned, 10, "a learned speed")
+        fake.gate.set()
+    assert (await asked)[0] == 200
+    await wait_for(lambda: seen_as(ModelState.RESIDENT), 15, "the model loaded")
 
 
 # --- lists ---------------------------------------------------------------------------------------------------

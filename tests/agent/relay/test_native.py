@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ollama
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.relay.codes import CODES
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.native_lists import least_version, ps_of, tags_of
 from agent.relay.paths import ROUTES, Closed, View, route_for
@@ -73,6 +75,28 @@ async def test_a_refusal_is_told_in_ollamas_envelope(path: bytes) -> None:
         told = json.loads(heard.body)
         assert list(told) == ["error"]
         assert told["error"].endswith("similar models: mini")
+
+
+ROWS = sorted((code, status) for code, (status, _) in CODES.items() if status >= 400)
+
+
+@pytest.mark.parametrize(("code", "status"), ROWS)
+async def test_ollamas_own_client_reads_every_refusal_as_its_exception(code: str, status: int) -> None:
+    async with running() as relay:
+        relay.fleet.turned = Turned(decision_id="d1", status=status, code=code)
+        async with ollama.AsyncClient(f"http://127.0.0.1:{relay.port}") as client:
+            for ask_for in (
+                client.generate("m", "x"),
+                client.chat("m", [{"role": "user", "content": "x"}]),
+                client.embed("m", "x"),
+                client.show("m"),
+            ):
+                with pytest.raises(ollama.ResponseError) as caught:
+                    await ask_for
+                assert (caught.value.status_code, caught.value.error) == (status, CODES[code][1])
+            with pytest.raises(ollama.ResponseError) as caught:
+                await anext(await client.generate("m", "x", stream=True))
+            assert (caught.value.status_code, caught.value.error) == (status, CODES[code][1])
 
 
 async def test_a_question_is_no_work() -> None:

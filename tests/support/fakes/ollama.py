@@ -76,7 +76,7 @@ class FakeOllama:
     """``load_s``, ``prefill_s`` and ``token_s`` are what work takes; change any of it while it runs.
 
     ``break_after`` tells an error in mid-stream after so many words, ``cut_after`` drops the connection there.
-    ``vram`` is the share of a model on a GPU; 0 is left out of replies, as the real server does.
+    ``gate``, if there is one, holds every load until it is set. ``vram`` is the share of a model on a GPU; 0 is left out of replies, as the real server does.
     """
 
     models: list[FakeModel]
@@ -92,6 +92,7 @@ class FakeOllama:
     broken: frozenset[str] = frozenset()
     break_after: int | None = None
     cut_after: int | None = None
+    gate: asyncio.Event | None = None
     wall: Callable[[], float] = time.time
     calls: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -294,6 +295,8 @@ class FakeOllama:
             runner.used = self._turn
             self.loads.append(model.name)
             await asyncio.sleep(self.load_s)
+            if self.gate is not None:
+                await self.gate.wait()
             if model.name in self.broken:
                 self.runners.pop(model.name, None)
                 runner.loaded.set()
