@@ -23,6 +23,7 @@ class FleetListing:
         self._fleet = fleet
         self._own = own
         self._clock = clock
+        self._models: dict[tuple[str, str], OwnedModel] | None = None
 
     @property
     def generation(self) -> int:
@@ -70,10 +71,13 @@ class FleetListing:
                     yield draft, row
 
     def _owned(self, row: Row) -> OwnedModel | None:
-        status = self._own.get(row.endpoint) if row.is_self else None
-        if status is None:
+        if not row.is_self:
             return None
-        return next((model for model in status.owned if model.name == row.model), None)
+        if self._models is None:
+            self._models = {
+                (status.name, model.name): model for status in self._own.values() for model in status.owned
+            }
+        return self._models.get((row.endpoint, row.model))
 
     def _expires_ms(self, row: Row, owned: OwnedModel | None) -> int | None:
         """When an own engine will let go of the model, wall clock."""

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, message_of, status_of
-from agent.relay.dialects import paths as bodies
+from agent.relay.dialects import relayed
 from agent.relay.dialects.facts import BodyFault
 from agent.relay.driver import Courier
 from agent.relay.front import Answer, Client, Work
@@ -86,7 +86,7 @@ class Doors:
             return False
         if kind == _JSON_TYPE:
             return True
-        if not self.loopback or not request.path.startswith(bodies.NATIVE_PREFIX):
+        if not self.loopback or not request.path.startswith(relayed.NATIVE_PREFIX):
             return False
         if any(name in _OF_BROWSERS or name.startswith(b"sec-fetch-") for name, _ in request.headers):
             return False
@@ -169,7 +169,7 @@ class ApiFront:
         assert not isinstance(route.what, Closed)
         if isinstance(route.what, View):
             return self._viewed(request, route.what)
-        parcel = Parcel.read(bodies.read, route.what, body)
+        parcel = Parcel.read(relayed.read, route.what, body)
         if isinstance(parcel, BodyFault):
             return self._error(request, parcel.value)
         if parcel.facts.unloads:
@@ -182,9 +182,9 @@ class ApiFront:
             caller="local",
             body_bytes=len(body),
             accepted_ms=request.accepted_ms,
-            is_work=request.path != bodies.SHOW,
+            is_work=request.path != relayed.SHOW,
         )
-        voice = ApiVoice(bodies.tongue_of(request.path), self._doors.cors(request))
+        voice = ApiVoice(relayed.tongue_of(request.path), self._doors.cors(request))
         return Courier(self._w, self._place(asked), voice, connection, request, asked, parcel).start()
 
     def fault(self, connection: Client, request: Request | None, code: str) -> Answer:
@@ -247,6 +247,6 @@ class ApiFront:
             headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         if request is not None:
             headers += self._doors.cors(request)
-        tongue = bodies.tongue_of(b"" if request is None else request.path)
+        tongue = relayed.tongue_of(b"" if request is None else request.path)
         body = tongue.error(status, code, message_of(code))
         return Answer(status=status, headers=headers, body=body, code=code, keep=keep)

@@ -13,7 +13,7 @@ from agent.identity import routes
 from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, status_of
 from agent.relay.dialects.facts import BodyFault
-from agent.relay.dialects.paths import RELAYED, SHOW, read
+from agent.relay.dialects.relayed import RELAYED, SHOW, read
 from agent.relay.driver import Courier
 from agent.relay.front import Answer, Client, Work
 from agent.relay.headers import Headers, request_id_of

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.relay.dialects.paths import RELAYED
+from agent.relay.dialects.relayed import RELAYED
 from router_core.record.state import Dialect
 
 MODEL: Final = b"/v1/models/"

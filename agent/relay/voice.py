@@ -1,7 +1,7 @@
 """What API clients are told besides an upstream's own reply: errors in their dialect, and where they were served."""
 
 from agent.relay.codes import RETRY_AFTER_S, message_of
-from agent.relay.dialects.paths import Tongue
+from agent.relay.dialects.relayed import Tongue
 from agent.relay.front import Answer
 from agent.relay.headers import Headers
 from agent.relay.lists import JSON

@@ -12,7 +12,7 @@ from agent.relay.codes import CODES, message_of, status_of
 from agent.relay.dialects import ollama, openai
 from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.dialects.ollama import NATIVE
-from agent.relay.dialects.paths import RELAYED, read, tongue_of
+from agent.relay.dialects.relayed import RELAYED, read, tongue_of
 from agent.relay.parcel import Parcel
 from router_core.record.state import Dialect
 
