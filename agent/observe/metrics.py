@@ -8,6 +8,7 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, Protocol
@@ -20,6 +21,7 @@ from router_core.errors import LocalMisuse
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_FITTED_KEPT: Final = 1_024
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,127}")
 
 Labels = tuple[str, ...]
@@ -115,7 +117,7 @@ class Histogram:
         if key not in self._rows:
             self._rows[key] = ([0] * (len(self._bounds) + 1), [0.0])
         counts, total = self._rows[key]
-        counts[next((i for i, bound in enumerate(self._bounds) if value <= bound), -1)] += 1
+        counts[bisect_left(self._bounds, value)] += 1
         total[0] += value
 
     def collect(self) -> Iterable[Family]:
@@ -166,8 +168,17 @@ class _Cap:
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self._shown: list[dict[str, str]] = [{} for _ in labels]
+        self._fitted: dict[Labels, Labels] = {}
 
     def fit(self, values: Labels) -> Labels:
+        fitted = self._fitted.get(values)
+        if fitted is None:
+            fitted = self._fit(values)
+            if len(self._fitted) < _FITTED_KEPT:
+                self._fitted[values] = fitted
+        return fitted
+
+    def _fit(self, values: Labels) -> Labels:
         if len(values) != len(self.labels):
             raise LocalMisuse(f"{len(values)} label values given, {len(self.labels)} wanted: {self.labels}")
         return tuple(self._one(shown, value) for shown, value in zip(self._shown, values, strict=True))
