@@ -76,7 +76,8 @@ class Speaking:
         self._router = router
         self._sampled: Sampled | None = None
         self._draining = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_s = 0.0
         self._peaks: dict[str, Peaks] = {}
         self._polled: dict[str, tuple[int | None, int]] = {}
         self._times: dict[tuple[str, str], ModelTimes] = {}
@@ -182,9 +183,10 @@ class Speaking:
         """Speak from the loop, never from the call that told of a change: a fault here must not become its."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + within_s:
+            if self._due_s <= loop.time() + within_s:
                 return
             self._timer.cancel()
+        self._due_s = loop.time() + within_s
         self._timer = loop.call_later(within_s, self.speak)
 
     def _work_at(self, endpoint: EndpointStatus, now: int) -> EndpointWork:

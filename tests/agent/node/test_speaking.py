@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointStatus, EngineLoad, Health, LoadSource, Residency
@@ -103,6 +104,18 @@ async def test_what_others_must_know_at_once_does_not_wait_for_the_moment(node: 
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(node.mesh) == 1
+
+
+def test_on_uvloop_two_urgent_changes_of_a_moment_are_one_statement() -> None:
+    async def changes() -> int:
+        node = Spoken()
+        node.speaking.engine_changed(an_endpoint(), True)
+        node.speaking.engine_changed(an_endpoint(), True)
+        await until(lambda: node.mesh)
+        return len(node.mesh)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(changes()) == 1
 
 
 async def test_a_fault_while_speaking_is_not_the_fault_of_who_told_of_a_change(node: Spoken) -> None:
