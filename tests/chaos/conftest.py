@@ -34,11 +34,12 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(run: Run, request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
-    """Three nodes that find each other by multicast."""
+    """Nodes that find each other by multicast: three, or those that the module names as ``HOSTS``."""
     module = request.module.__name__.rpartition(".")[2].removeprefix("test_")
     base = run.base / module
     base.mkdir()
-    async with meshed(base, module[:8], ("a", "b", "c")) as made:
+    hosts = getattr(request.module, "HOSTS", ("a", "b", "c"))
+    async with meshed(base, module[:8], hosts) as made:
         for name in made.nodes:
             await made.burst(name, 12)
         await made.quiesce()

@@ -46,6 +46,7 @@ def test_a_stamp_that_falls_is_found() -> None:
         record(1, 2),
         record(2, 1),
         record(1, 9, "bb"),
+        record(2, 0),
         BEGAN,
         record(2, 1),
     ]

@@ -103,6 +103,8 @@ class LlamaServer:
     log: Path
     host: str = "127.0.0.1"
     port: int = 0
+    prefix: tuple[str, ...] = ()
+    """Words before the server's own command line."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -128,7 +130,7 @@ class LlamaServer:
         listen = ("--host", self.host, "--port", str(self.port), "-t", "1", "--poll", "0", "--offline")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                (str(binary.path), *listen, *self.arguments),
+                (*self.prefix, str(binary.path), *listen, *self.arguments),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

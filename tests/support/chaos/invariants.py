@@ -52,17 +52,22 @@ def sent_only_where_allowed(trace: Sequence[Line]) -> list[str]:
 
 
 def stamps_only_rise(trace: Sequence[Line]) -> list[str]:
-    """I2: per origin (epoch, seq) never falls within a process life, nor its epoch across lives."""
+    """I2: per origin (epoch, seq) never falls within a process life, nor its epoch across lives.
+
+    A ``seq`` of 0 says that no picture is held, as after a move to another mesh.
+    """
     found = []
     newest_epoch: dict[str, int] = {}
     for number, life in enumerate(lives(trace)):
         held: dict[str, tuple[int, int]] = {}
         for line in life:
-            if line["e"] != "record" or not line["epoch"]:
+            if line["e"] != "record" or not line["seq"]:
                 continue
             origin, stamp = line["origin"], (line["epoch"], line["seq"])
             if stamp < held.get(origin, stamp):
-                found.append(f"life {number}: {origin} fell from {held[origin]} to {stamp}")
+                found.append(
+                    f"life {number}: {origin} fell from {held[origin]} to {stamp} as {line['state']}"
+                )
             if stamp[0] < newest_epoch.get(origin, 0):
                 found.append(f"life {number}: epoch of {origin} fell to {stamp[0]}")
             held[origin] = stamp

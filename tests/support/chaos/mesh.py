@@ -57,6 +57,12 @@ class Mesh:
         await load.ended()
         return lines_of(load)
 
+    async def form(self) -> None:
+        """Start every node, pair them, and wait until all see all."""
+        await started(list(self.nodes.values()))
+        await pair_by_file(list(self.nodes.values()))
+        await self.full_view()
+
     async def full_view(self, names: Sequence[str] | None = None, within_s: float = FULL_VIEW_S) -> None:
         """Wait until each of ``names`` (all) routes to each of them."""
         wanted = set(names or self.nodes)
@@ -66,11 +72,18 @@ class Mesh:
             async def complete(node: NodeProc = node) -> bool:
                 return wanted <= await node.routes_to()
 
-            await until(complete, within_s, f"{name} routes to {sorted(wanted)}")
+            try:
+                await until(complete, within_s, f"{name} routes to {sorted(wanted)}")
+            except AssertionError as late:
+                raise AssertionError(f"{late}; {await self.picture()}") from None
 
     async def quiesce(self) -> None:
         """Heal every fault and wait until nothing is in flight and all see all, for ``QUIESCE_S`` at most."""
         self.lan.heal()
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """Wait until nothing is in flight and all see all, whatever faults there are."""
         await self.full_view(within_s=QUIESCE_S)
 
         async def idle() -> bool:
@@ -79,6 +92,17 @@ class Mesh:
             return not any(ours) and not invariants.members_agree(await self.views())
 
         await until(idle, QUIESCE_S, "nothing is in flight and all agree")
+
+    async def picture(self) -> str:
+        """What each node says of each, a line per pair, for people."""
+        lines = []
+        for name, node in self.nodes.items():
+            for seen in (await node.members()).values():
+                facts = {
+                    key: seen[key] for key in ("liveness", "routable", "flags", "age_ms", "epoch", "link")
+                }
+                lines.append(f"{name} of {seen['name']}: {facts}")
+        return "\n".join(lines)
 
     async def views(self) -> dict[str, dict[str, str]]:
         return {name: await node.sees() for name, node in self.nodes.items()}
@@ -183,9 +207,7 @@ async def meshed(
             )
             node.write_chaos_settings(peers)
             await node.give_engine(slots=slots, first_byte_ms=first_byte_ms)
-        await started(list(mesh.nodes.values()))
-        await pair_by_file(list(mesh.nodes.values()))
-        await mesh.full_view()
+        await mesh.form()
         yield mesh
     finally:
         await mesh.close()

@@ -128,6 +128,14 @@ class NodeProc(Node):
             if member["routable"] and any(engine["models"] for engine in member["engines"])
         }
 
+    async def is_busy(self) -> bool:
+        """Whether requests run on its engines."""
+        return bool((await self.members())[self.name]["in_flight"])
+
+    async def isolated(self) -> bool:
+        """Whether it says of itself that it has no link."""
+        return bool((await self.get("/v1/status"))["own"]["isolated"])
+
     async def epoch(self) -> int:
         return int((await self.get("/v1/status"))["own"]["epoch"])
 
