@@ -7,6 +7,7 @@ the daemon that leaks on purpose.
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ import pytest_asyncio
 from tests.support.builds import entry
 from tests.support.canary import Canaries
 from tests.support.canary_engines import engines
-from tests.support.canary_plants import Sent, bodies, broken, chat, requests, user
+from tests.support.canary_plants import Sent, bodies, broken, chat, native, requests, user
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
+from tests.support.fakes.ollama import FakeModel, FakeOllama
 from tests.support.overhearing import Overhearing, overhearing
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.until import until
@@ -38,6 +40,7 @@ class Stage:
     marks: Canaries
     nodes: list[Node]
     engines: dict[str, ScriptedEngine]
+    ollama: FakeOllama
     overheard: Overhearing
 
     def __getitem__(self, name: str) -> Node:
@@ -54,6 +57,9 @@ async def staged(base: Path, start: tuple[str, ...], names: Sequence[str]) -> As
     ]  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         urls = {name: await stack.enter_async_context(engine.serving()) for name, engine in made.items()}
+        ollama = await stack.enter_async_context(
+            FakeOllama(models=[FakeModel(name="native:latest")]).serving()
+        )
         await stack.enter_async_context(closing(Cluster(base=base, nodes=nodes, engines=[])))
         for node in nodes:
             others = [other for other in nodes if other is not node]
@@ -66,14 +72,17 @@ async def staged(base: Path, start: tuple[str, ...], names: Sequence[str]) -> As
                 (node.config / "endpoints" / f"{name}.toml").write_text(
                     f'engine = "openai"\nurl = "{url}"\ncredential = "{KEY}"\n'
                 )
+            (node.config / "endpoints" / "ollama.toml").write_text(
+                f'engine = "ollama"\nurl = "{ollama.url}"\njit_load = true\n'
+            )
             await node.start()
         await pair(nodes)
         overheard = await stack.enter_async_context(overhearing(base, "127.0.0.9", nodes))
         for node in nodes:
             await wait_for(
-                lambda node=node: sees(node, len(nodes), len(made)), 20, f"{node.name} sees every engine"
+                lambda node=node: sees(node, len(nodes), len(made) + 1), 20, f"{node.name} sees every engine"
             )
-        yield Stage(marks=marks, nodes=nodes, engines=made, overheard=overheard)
+        yield Stage(marks=marks, nodes=nodes, engines=made, ollama=ollama, overheard=overheard)
 
 
 async def sees(node: Node, nodes: int, ready: int) -> bool:
@@ -141,6 +150,15 @@ async def plant_in_requests(stage: Stage, session: aiohttp.ClientSession) -> dic
                 if not answered:
                     refusals[f"{sent.path} {sent.headers} {sent.body[:60]!r} {by} {number}"] = reply
     return refusals
+
+
+async def plant_in_native_requests(stage: Stage, session: aiohttp.ClientSession) -> None:
+    """What Ollama's clients send, for each node's own; at last one answer that turns into an error."""
+    for stage.ollama.break_after in (None, 3):
+        for sent in native(stage.marks, "native"):
+            for node in stage.nodes:
+                headers = {"x-pairmesh-require": f"node=@{node.name}"}
+                await ask(session, stage["alpha"], Sent(body=sent.body, path=sent.path, headers=headers))
 
 
 async def plant_in_answers(stage: Stage, session: aiohttp.ClientSession) -> dict[str, bytes]:
@@ -237,6 +255,7 @@ async def test_no_sink_holds_a_word_of_a_request_or_an_answer(stage: Stage) -> N
     limit = aiohttp.TCPConnector(limit=4)
     async with aiohttp.ClientSession(connector=limit) as session, aiohttp.ClientSession() as other:
         refusals = await plant_in_requests(stage, session)
+        await plant_in_native_requests(stage, session)
         others = await plant_in_answers(stage, session)
         replies = await plant_in_bytes(stage)
         await plant_in_admin(stage, session)
@@ -248,11 +267,19 @@ async def test_no_sink_holds_a_word_of_a_request_or_an_answer(stage: Stage) -> N
     for name, engine in stage.engines.items():
         assert engine.asked.count(name) >= 4, f"{name} was not reached often enough: {engine.asked}"
     assert stage.engines["answers"].asked.count("answers-plain") > 200, "most plants went through a node"
+    natively = stage.marks.found_in(json.dumps(stage.ollama.bodies).encode())
+    assert {"native prompt", "native message", "native value of an argument"} <= natively
     assert stage.marks.search(found) == {}
     searched = {name for name, _ in found}
     for expected in ("daemon.log", "trace", "state/journal.sqlite", "state/journal.sqlite-wal", "/metrics"):
         assert f"alpha: {expected}" in searched
     assert sum(len(blob) for _, blob in found) > 200_000
+
+
+async def test_nothing_that_was_planted_struck_a_fault_of_our_own(stage: Stage) -> None:
+    for node in stage.nodes:
+        lines = [json.loads(line) for line in node.log.read_text().splitlines()]
+        assert [line for line in lines if line["level"] == "error"] == []
 
 
 async def heard_again(stage: Stage) -> None:

@@ -99,6 +99,50 @@ def requests(marks: Canaries) -> Iterator[Sent]:
         yield Sent(body=chat(**told, model=marks.mint(f"{path}: model name")), path=path)
 
 
+def native(marks: Canaries, model: str) -> Iterator[Sent]:
+    """Text in each part of what Ollama's own clients send, for ``model``."""
+
+    def m(plant: str) -> str:
+        return marks.mint(f"native {plant}")
+
+    def sent(path: str, **told: Any) -> Sent:
+        return Sent(body=json.dumps({"model": model} | told).encode(), path=path)
+
+    for stream in (False, True):
+        yield sent("/api/generate", prompt=m("prompt"), system=m("system"), suffix=m("suffix"), stream=stream)
+        yield sent("/api/generate", prompt="x", template=m("template"), raw=True, context=[1], stream=stream)
+        yield sent("/api/generate", prompt="x", images=[m("picture")], stream=stream)
+        yield sent("/api/generate", prompt="x", format={"title": m("schema")}, stream=stream)
+        yield sent("/api/generate", prompt="x", options={m("option"): m("value")}, stream=stream)
+        yield sent("/api/generate", prompt="x", keep_alive=m("keep alive"), stream=stream)
+        yield sent("/api/chat", messages=user(m("message")), stream=stream)
+        yield sent(
+            "/api/chat", messages=[{"role": m("role"), "content": "x", "name": m("name")}], stream=stream
+        )
+        called = [
+            {"function": {"name": m("called tool"), "arguments": {m("argument"): m("value of an argument")}}}
+        ]
+        yield sent("/api/chat", messages=[{"role": "assistant", "tool_calls": called}], stream=stream)
+        yield sent("/api/chat", messages=user("x"), tools=[{"type": m("tool type")}], stream=stream)
+    for path in ("/api/embed", "/api/embeddings"):
+        yield sent(path, input=m("input"), prompt=m("input"))
+    yield sent("/api/show", verbose=m("verbose"), system=m("shown system"))
+    for path in (
+        "/api/generate",
+        "/api/chat",
+        "/api/show",
+        "/api/embed",
+        "/api/pull",
+        "/api/create",
+        "/api/copy",
+    ):
+        yield sent(
+            path, model=m("model"), name=m("old name"), source=m("source"), destination=m("destination")
+        )
+    yield Sent(body=b'{"model": "%s' % m("cut off").encode(), path="/api/chat")
+    yield Sent(body=b"", path=f"/api/blobs/sha256:{m('blob')}")
+
+
 def broken(marks: Canaries, host: str) -> Iterator[bytes]:
     """Bytes that are no proper request."""
 
