@@ -2,6 +2,7 @@
 engines; only the driver library of one node is a fake."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import pytest_asyncio
 
 from tests.support import llama
+from tests.support.builds import PROC_VARIABLE, entry
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
 from tests.support.fake_nvml import FakeDriver
+from tests.support.trees import PSI, plant
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -21,7 +24,10 @@ IDLE = "gpu 0 name=Fake_Card util=0 total=24576 used=2048"
 GAME = "gpu 0 name=Fake_Card util=95 total=24576 used=2048"
 LOST = IDLE + "\nfail nvmlDeviceGetUtilizationRates rc=15\nfail nvmlDeviceGetMemoryInfo_v2 rc=15"
 WISH = {"x-pairmesh-prefer": "@beta"}
+STALLS = PSI.format(some=0, full="{:012d}")
 SHORT_HOLDS = """
+[sampling.pressure.memory.full.critical]
+hold_out_s = 0
 [sampling.pressure.gpu_time.ext.elevated]
 enter = 30
 hold_in_s = 0
@@ -55,10 +61,15 @@ async def cluster(
             made.nodes.append(node)
             made.engines.append(engine)
             await asyncio.to_thread(engine.start)
-        made["beta"].environ = fake.environ
+        beta = made["beta"]
+        plant(beta.base / "proc", {"pressure/memory": STALLS.format(0)})
+        beta.entry = entry("foreign-proc")
+        beta.more_env = fake.environ | {PROC_VARIABLE: str(beta.base / "proc")}
         for node, engine in zip(made.nodes, made.engines, strict=True):
             others = [f"@{o.name}={o.ip}:{o.ports['mesh']}" for o in made.nodes if o is not node]
             node.write_settings(others, SHORT_HOLDS)
+            told = (node.config / "pairmesh.toml").read_text()
+            (node.config / "pairmesh.toml").write_text(told.replace('"memory.full" = "off"\n', ""))
             node.write_endpoint(engine, jit_load=False)
         await asyncio.gather(*(node.start() for node in made.nodes))
         await pair(made.nodes)
@@ -112,6 +123,16 @@ async def test_a_node_whose_gpu_others_use_leaves_placement_with_the_reason_and_
     await until_served_by(cluster, "beta", None)
 
 
+async def test_a_node_that_stalls_for_memory_takes_nothing_until_it_is_over(cluster: Cluster) -> None:
+    await until_served_by(cluster, "beta", None)
+    stalling = asyncio.create_task(stall(cluster["beta"]))
+    await until_served_by(cluster, "alpha", ("pressure", "memory"))
+    status, _, _ = await chat(cluster, **{"x-pairmesh-require": "node=@beta"})
+    assert status == 429, "in danger it takes nothing new, whatever is asked"
+    stalling.cancel()
+    await until_served_by(cluster, "beta", None)
+
+
 async def test_own_work_alone_never_takes_a_node_out(cluster: Cluster, fake: FakeDriver) -> None:
     fake.write(IDLE)
     await wait_for(lambda: gpu_time(cluster, 0), 30, "nobody uses beta's GPU", every_s=0.2)
@@ -131,6 +152,16 @@ async def test_a_lost_gpu_takes_the_endpoint_out(cluster: Cluster, fake: FakeDri
     assert "sampling.gpu_lost" in cluster["beta"].log.read_text()
     status, _, _ = await chat(cluster, **{"x-pairmesh-require": "node=@beta"})
     assert status == 429
+
+
+async def stall(node: Node) -> None:
+    """Let beta stall for memory half of the time, until cancelled."""
+    since = asyncio.get_running_loop().time()
+    with (node.base / "proc/pressure/memory").open("r+b", buffering=0) as file:
+        while True:
+            stalled_us = round((asyncio.get_running_loop().time() - since) * 5e5)
+            os.pwrite(file.fileno(), STALLS.format(stalled_us).encode(), 0)
+            await asyncio.sleep(0.1)
 
 
 def reads_of(fake: FakeDriver) -> int:

@@ -42,7 +42,6 @@ class Node:
     base: Path
     ports: dict[str, int] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
-    environ: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     node_id: str = ""
     prefix: tuple[str, ...] = ()
@@ -91,7 +90,7 @@ class Node:
             "STATE_DIRECTORY": str(self.state),
             "RUNTIME_DIRECTORY": str(self.runtime),
             "CONFIGURATION_DIRECTORY": str(self.config),
-        } | self.environ
+        }
 
     def write_settings(self, peers: Sequence[str], extra: str = "") -> None:
         """Write pairmesh.toml: loopback addresses, static peers, short back-offs, signals of a shared host off."""
