@@ -122,7 +122,8 @@ class Publisher:
         V of the S in force goes on being published.
         """
         fit_volatile(replace(volatile, lost=_LOST_MOST))
-        static = fit_static(static)
+        if static != self._static:
+            static = fit_static(static)
         self._promise_ms = due_ms or 0
         self._urgent_waits = self._urgent_waits or urgent
         if Kind.S not in self._held or static == self._static:

@@ -1,7 +1,7 @@
 """The view, profiles and policy folded into rows ready to be scored. Built per snapshot, never per request.
 
-A *row* is (endpoint, served model). Owns: the constants of each row, the index by model, the fleet-wide aggregates
-(herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount; nothing here changes
+A *row* is (endpoint, served model). Owns: the constants of each row, what may be kept from one snapshot to the next, the
+fleet-wide aggregates (herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount; nothing here changes
 after it was built except what ``live`` looks up. Refuses to know requests.
 """
 
@@ -11,17 +11,19 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from router_core.ids import Id16, NodeId, NodeName
+from router_core.ids import Id16, NodeId
+from router_core.placement.admission import Squeeze, squeeze_of
+from router_core.placement.index import Index, Positions, index_of
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint, NodeRef
-from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, row_of
+from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, redrafted, row_of
 from router_core.placement.scales import Scales, scales_of
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
 from router_core.view.cluster import ClusterView, NodeView
 
-_NO_ROWS: tuple[Row, ...] = ()
+_SCALES_MS = 1_000
 _SMOOTHING = 0.1
 _NODE_ID = attrgetter("node_id")
 
@@ -76,8 +78,8 @@ class Part(Struct, frozen=True, kw_only=True):
 class Fleet(Struct, frozen=True, kw_only=True):
     """All rows of one snapshot, by node id and position, so that nothing depends on who was heard first.
 
-    ``by_name`` holds names of all engines but Ollama, ``by_tag`` Ollama's with their tag. ``m_r`` multiplies own
-    uncovered work by what the other routers probably did at the same time.
+    ``m_r`` multiplies own uncovered work by what the other routers probably did at the same time. ``learned`` and
+    ``scaled_ms`` tell of which profiles, and when, the scales were made.
     """
 
     gen: int
@@ -86,13 +88,10 @@ class Fleet(Struct, frozen=True, kw_only=True):
     policy: PlacementPolicy
     parts: Mapping[Id16, Part]
     scales: Scales
+    learned: int
+    scaled_ms: int
     rows: tuple[Row, ...]
-    by_name: Mapping[str, tuple[Row, ...]]
-    by_tag: Mapping[str, tuple[Row, ...]]
-    by_digest: Mapping[bytes, tuple[Row, ...]]
-    by_key: Mapping[tuple[Endpoint, str], Row]
-    node_names: Mapping[NodeName, frozenset[NodeId]]
-    endpoints: frozenset[tuple[NodeId, str]]
+    index: Index
     m_r: float
     profiles: Profiles
     live: Live
@@ -104,35 +103,42 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
     def offered(self, name: str, tagged: str, digest: bytes | None) -> tuple[Row, ...]:
         """Rows that go by this name (in Ollama's form for Ollama's), or have this digest."""
-        plain, ollama = self.by_name.get(name, _NO_ROWS), self.by_tag.get(tagged, _NO_ROWS)
-        rows = plain + ollama if plain and ollama else plain or ollama
+        index = self.index
+        found = index.by_name.get(name, ()) + index.by_tag.get(tagged, ())
         if digest is not None:
-            known = {(row.key, row.model) for row in rows}
-            rows += tuple(
-                row for row in self.by_digest.get(digest, _NO_ROWS) if (row.key, row.model) not in known
-            )
-        return rows
+            found = tuple(dict.fromkeys(found + index.by_digest.get(digest, ())))
+        return self._at(found)
+
+    def with_digest(self, digest: bytes) -> tuple[Row, ...]:
+        """Rows whose model has this digest."""
+        return self._at(self.index.by_digest.get(digest, ()))
+
+    def _at(self, positions: Positions) -> tuple[Row, ...]:
+        rows = self.rows
+        return tuple([rows[position] for position in positions])
 
     def row(self, endpoint: Endpoint, model: str) -> Row | None:
         """The row of a decision: ``model`` as served at ``endpoint``, byte for byte."""
-        return self.by_key.get((endpoint, model))
+        position = self.index.by_key.get((endpoint, model))
+        return self.rows[position] if position is not None else None
 
     def knows(self, ref: NodeRef) -> bool:
         """True if a node, and the endpoint if one is named, of this reference is in the snapshot."""
+        names = self.index.node_names
         if ref.name is not None:
-            ids = self.node_names.get(ref.name, frozenset())
+            ids = names.get(ref.name, frozenset())
         else:
             ids = frozenset(
-                node_id for known in self.node_names.values() for node_id in known if node_id == ref.node_id
+                node_id for known in names.values() for node_id in known if node_id == ref.node_id
             )
         return bool(ids) and (
-            ref.endpoint is None or any((node_id, ref.endpoint) in self.endpoints for node_id in ids)
+            ref.endpoint is None or any((node_id, ref.endpoint) in self.index.endpoints for node_id in ids)
         )
 
     def names(self) -> Iterable[str]:
         """Every name a request could use."""
-        yield from self.by_name
-        yield from self.by_tag
+        yield from self.index.by_name
+        yield from self.index.by_tag
 
 
 def fold_fleet(
@@ -151,15 +157,15 @@ def fold_fleet(
     if previous is not None and previous.policy is not policy:
         previous = None
     known: Mapping[Id16, Part] = previous.parts if previous is not None else {}
-    drafts = {
-        id16: part.drafts
-        if (part := known.get(id16)) is not None and part.node is node
-        else tuple(drafts_of(node, profiles))
-        for id16, node in view.nodes.items()
-    }
-    scales = scales_of((draft for found in drafts.values() for draft in found), profiles)
-    if previous is not None and scales == previous.scales:
-        scales = previous.scales
+    drafts = {id16: _drafts(node, known.get(id16), profiles) for id16, node in view.nodes.items()}
+    same = previous if previous is not None and _same_offers(known, view) else None
+    scaled = same if same is not None and not _scales_are_due(same, profiles, now) else None
+    if scaled is None:
+        scales = scales_of((draft for found in drafts.values() for draft in found), profiles)
+        if previous is not None and scales == previous.scales:
+            scales = previous.scales
+    else:
+        scales = scaled.scales
     alone = not any(node.liveness in ALIVE and not node.is_self for node in view.nodes.values())
     parts: dict[Id16, Part] = {}
     for node in sorted(view.nodes.values(), key=_NODE_ID):
@@ -175,13 +181,7 @@ def fold_fleet(
             part = _part_of(node, drafts[id16], part, scales, alone, profiles, policy, now)
         parts[id16] = part
     rows = tuple([row for part in parts.values() for row in part.rows])
-    names: dict[NodeName, set[NodeId]] = {}
-    for node in view.nodes.values():
-        names.setdefault(node.name, set()).add(node.node_id)
-    by_digest: dict[bytes, list[Row]] = {}
-    for row in rows:
-        if row.digest is not None:
-            by_digest.setdefault(row.digest, []).append(row)
+    nodes = ((node.name, node.node_id) for node in view.nodes.values())
     return Fleet(
         gen=view.gen,
         me=view.me,
@@ -189,17 +189,43 @@ def fold_fleet(
         policy=policy,
         parts=parts,
         scales=scales,
+        learned=scaled.learned if scaled is not None else profiles.gen,
+        scaled_ms=scaled.scaled_ms if scaled is not None else now,
         rows=rows,
-        by_name=_by_name(row for row in rows if row.engine != "ollama"),
-        by_tag=_by_name(row for row in rows if row.engine == "ollama"),
-        by_digest={digest: tuple(found) for digest, found in by_digest.items()},
-        by_key={(row.key, row.model): row for row in rows},
-        node_names={name: frozenset(ids) for name, ids in names.items()},
-        endpoints=frozenset([(row.node_id, row.endpoint) for row in rows]),
+        index=same.index if same is not None else index_of(rows, nodes),
         m_r=herd_multiplier(view, policy),
         profiles=profiles,
         live=live,
     )
+
+
+def _drafts(node: NodeView, known: Part | None, profiles: Profiles) -> tuple[Draft, ...]:
+    if known is None or not _offers_as(known.node, node):
+        return tuple(drafts_of(node, profiles))
+    return known.drafts if known.node is node else tuple(redrafted(known.drafts, node))
+
+
+def _same_offers(known: Mapping[Id16, Part], view: ClusterView) -> bool:
+    """True if the same nodes offer the same models under the same names as before: whatever else moved, rows stay in
+    their places."""
+    return known.keys() == view.nodes.keys() and all(
+        _offers_as(known[id16].node, node) for id16, node in view.nodes.items()
+    )
+
+
+def _offers_as(old: NodeView, new: NodeView) -> bool:
+    """True if ``new`` offers what ``old`` did, under the same names."""
+    return old is new or (
+        old.static is new.static
+        and (old.volatile is None) is (new.volatile is None)
+        and old.name == new.name
+        and old.node_id == new.node_id
+    )
+
+
+def _scales_are_due(fleet: Fleet, profiles: Profiles, now: int) -> bool:
+    """Scales move slowly: what was learned since is taken in once a second."""
+    return fleet.learned != profiles.gen and now - fleet.scaled_ms >= _SCALES_MS
 
 
 def _part_of(
@@ -213,6 +239,11 @@ def _part_of(
     now: int,
 ) -> Part:
     means = _work_means(node, drafts, previous)
+    squeezes: dict[int, Squeeze] = {}
+    for draft in drafts:
+        position = draft.model.engine
+        if position not in squeezes:
+            squeezes[position] = squeeze_of(draft.static, draft.volatile, draft.engine, policy.unknown_factor)
     return Part(
         node=node,
         learned=profiles.changed_at(node.id16),
@@ -221,7 +252,16 @@ def _part_of(
         drafts=drafts,
         means=means,
         rows=tuple(
-            row_of(draft, scales.scaled(draft), means[draft.key], alone, profiles, policy, now)
+            row_of(
+                draft,
+                scales.scaled(draft),
+                squeezes[draft.model.engine],
+                means[draft.key],
+                alone,
+                profiles,
+                policy,
+                now,
+            )
             for draft in drafts
         ),
     )
@@ -258,11 +298,3 @@ def _work_means(node: NodeView, drafts: tuple[Draft, ...], previous: Part | None
         mean = known.get(draft.key, work)
         means[draft.key] = mean + rate * (work - mean)
     return means
-
-
-def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
-    index: dict[str, list[Row]] = {}
-    for row in rows:
-        for name in row.names:
-            index.setdefault(name, []).append(row)
-    return {name: tuple(found) for name, found in index.items()}

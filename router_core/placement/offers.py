@@ -67,7 +67,7 @@ def with_one_digest(offer: Offer, need: Need, fleet: Fleet, now: int) -> tuple[N
         conflict = len(digests) > 1
         digest = _most_common(offer.rows, need, fleet.breakers, now) if conflict else digests.pop()
     rows = offer.rows
-    twins = fleet.by_digest.get(digest, ()) if digest is not None else ()
+    twins = fleet.with_digest(digest) if digest is not None else ()
     if len(twins) > sum(row.digest == digest for row in rows):
         known = {(row.key, row.model) for row in rows}
         rows += tuple(row for row in twins if (row.key, row.model) not in known)

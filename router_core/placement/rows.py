@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from router_core.ids import Id16, NodeId, NodeName
-from router_core.placement.admission import Gate, squeeze_of
+from router_core.placement.admission import Gate, Squeeze
 from router_core.placement.names import parse_model_name
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy
@@ -176,20 +176,48 @@ def drafts_of(node: NodeView, profiles: Profiles) -> Iterable[Draft]:
         )
 
 
+def redrafted(drafts: Iterable[Draft], node: NodeView) -> Iterable[Draft]:
+    """``drafts`` after a new V of their node, whose S and name are what they were."""
+    static, volatile = node.static, node.volatile
+    if static is None or volatile is None:
+        return
+    aligned = len(volatile.engines) == len(static.engines)
+    residents = {(row.engine, row.model): row for row in volatile.residents} if aligned else {}
+    for old in drafts:
+        engine = old.model.engine
+        yield Draft(
+            node=node,
+            static=static,
+            volatile=volatile,
+            position=old.position,
+            engine=old.engine,
+            model=old.model,
+            load=volatile.engines[engine] if aligned else EngineLoad(),
+            resident=residents.get((engine, old.position)),
+            key=old.key,
+            names=old.names,
+            group=old.group,
+            profile_key=old.profile_key,
+            prior=old.prior,
+            claim=old.claim,
+        )
+
+
 def row_of(
     draft: Draft,
     prior: Prior,
+    squeeze: Squeeze,
     work_mean_s: float,
     alone: bool,
     profiles: Profiles,
     policy: PlacementPolicy,
     now: int,
 ) -> Row:
-    """The row of ``draft``, given its corrected ``prior``; ``alone`` if no other node is fresh or late."""
+    """The row of ``draft``, given its corrected ``prior`` and the pressure on its endpoint; ``alone`` if no other node
+    is fresh or late."""
     node, engine, model, load = draft.node, draft.engine, draft.model, draft.load
     able = abilities(profiles.find(draft.profile_key), prior, draft.claim, now, profiles.policy)
     remote = bool(engine.flags & _REMOTE)
-    squeeze = squeeze_of(draft.static, draft.volatile, engine, policy.unknown_factor)
     state = draft.resident.state if draft.resident is not None else None
     resident, loading = state == ModelState.RESIDENT, state == ModelState.LOADING
     need = _need_bytes(model, load)

@@ -10,6 +10,7 @@ from router_core.placement.admission import Gate
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Fleet, Live, fold_fleet
 from router_core.placement.hints import parse_hints
+from router_core.placement.index import index_of
 from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
 from router_core.placement.names import parse_model_name
@@ -113,29 +114,8 @@ def a_fleet(
     rows = tuple(sorted(rows, key=lambda row: row.key))
     profiles = profiles or Profiles(ProfilePolicy())
     bare = fold_fleet(None, empty(ME, NodeName("me")), profiles, POLICY, live or Live(ledger=a_ledger()), NOW)
-    by_name: dict[str, tuple[Row, ...]] = {}
-    by_tag: dict[str, tuple[Row, ...]] = {}
-    by_digest: dict[bytes, tuple[Row, ...]] = {}
-    for row in rows:
-        index = by_tag if row.engine == "ollama" else by_name
-        for name in row.names:
-            index[name] = (*index.get(name, ()), row)
-        if row.digest is not None:
-            by_digest[row.digest] = (*by_digest.get(row.digest, ()), row)
-    names: dict[NodeName, frozenset[Any]] = {}
-    for row in rows:
-        names[row.node_name] = names.get(row.node_name, frozenset()) | {row.node_id}
-    return replace(
-        bare,
-        rows=rows,
-        by_name=by_name,
-        by_tag=by_tag,
-        by_digest=by_digest,
-        by_key={(row.key, row.model): row for row in rows},
-        node_names=names,
-        endpoints=frozenset((row.node_id, row.endpoint) for row in rows),
-        m_r=m_r,
-    )
+    index = index_of(rows, [(row.node_name, row.node_id) for row in rows])
+    return replace(bare, rows=rows, index=index, m_r=m_r)
 
 
 def a_ledger() -> Ledger:
