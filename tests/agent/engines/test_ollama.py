@@ -1,9 +1,11 @@
 """Ollama's adapter over real sockets: what it tells, what it keeps to itself, what it never asks."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -300,3 +302,21 @@ async def test_an_engine_that_leaves_and_comes_back_in_another_version_is_read_a
         watched.watch.report_connect_failed("here")
         await until(lambda: not watched.status().dialects & Dialect.RESPONSES)
         await until(lambda: watched.status().health is Health.READY)
+
+
+async def test_a_real_server_is_read_and_left_as_it_is() -> None:
+    url = os.environ.get("PAIRMESH_TEST_OLLAMA_URL")
+    if url is None:
+        pytest.skip("PAIRMESH_TEST_OLLAMA_URL names no real server")
+    told = urlsplit(url)
+    described = manifest(
+        told.port or 11434, EngineKind.OLLAMA, host=told.hostname or "127.0.0.1", remote_host=True
+    )
+    async with client_of(described) as client:
+        verdict = await identify(client, described)
+        assert isinstance(verdict, Identity)
+        reader = adapter(client)
+        before = [model.native_id for model in (await reader.observe(0, 1_000)).resident]
+        owned = {model.native_id for model in await reader.inventory()}
+        assert owned.issuperset(before)
+        assert [model.native_id for model in (await reader.observe(1_000, 1_000)).resident] == before

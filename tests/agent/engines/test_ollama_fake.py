@@ -31,6 +31,19 @@ async def call(fake: FakeOllama, path: str, body: object = None, **headers: str)
         return reply.status, await reply.read(), reply.content_type
 
 
+async def real_models(url: str) -> tuple[str, str]:
+    """A model of a real server that chats, and one that embeds; skips if it lacks either."""
+    found: dict[str, str] = {}
+    async with ollama.AsyncClient(url) as client:
+        for model in (await client.list()).models:
+            name = model.model or ""
+            for capability in (await client.show(name)).capabilities or ():
+                found.setdefault(capability, name)
+    if not {"completion", "embedding"} <= found.keys():
+        pytest.skip("the real server needs a model that chats and one that embeds")
+    return found["completion"], found["embedding"]
+
+
 @pytest.mark.parametrize("source", ["fake", "real"])
 async def test_every_reply_follows_the_wire_schema(fake: FakeOllama, source: str) -> None:
     url, models = fake.url, (TINY.name, EMBEDDER.name)
@@ -39,8 +52,7 @@ async def test_every_reply_follows_the_wire_schema(fake: FakeOllama, source: str
         if told is None:
             pytest.skip("PAIRMESH_TEST_OLLAMA_URL names no real server")
         url = told
-        listed = [model.model or "" for model in (await ollama.AsyncClient(url).list()).models]
-        models = (listed[0], listed[-1])
+        models = await real_models(url)
     options = {"num_predict": 3}
     asked: list[tuple[str, object]] = [
         ("/api/generate", {"model": models[0]}),
