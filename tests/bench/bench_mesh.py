@@ -1,8 +1,9 @@
-"""What links cost: ``python -m tests.bench.bench_mesh [--json] [--nodes N]``, on loopback and uvloop, in one process.
+"""What the mesh costs: ``python -m tests.bench.bench_mesh [--json] [--nodes N] [--daemons N]``, on loopback and uvloop.
 
-First bare links between two nodes whose machines say nothing of their own: CPU of one message sent and received,
+In one process, first bare links between two nodes whose machines say nothing of their own: CPU of one message sent and received,
 CPU of one handshake a side, what a thousand link cycles leave behind. Then N nodes with real machines in full
-mesh, idle: CPU and bytes out of each. ``baseline`` is the limit the mesh is designed for.
+mesh, idle: CPU and bytes out of each. Last whole daemons at rest: one alone, then N in full mesh. ``baseline`` is the
+limit the mesh is designed for.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import uvloop
 
 from router_core.mesh.actions import CloseLink, Dial, SendFrame
 from router_core.mesh.events import Event, FrameReceived, LinkClosed, LinkId, LinkOpened
+from tests.bench.mesh_daemons import at_rest
 from tests.bench.report import Figure, against, emit
 from tests.support.meshnode import Node, Person, person
 from tests.support.meshpeer import Peer
@@ -150,11 +152,14 @@ async def meshed(folder: Path, count: int) -> list[Figure]:
     ]
 
 
-async def measure(counts: Sequence[int]) -> list[Figure]:
+async def measure(counts: Sequence[int], daemons: Sequence[int]) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
-        figures = await links(Path(name))
+        folder = Path(name)
+        figures = await links(folder)
         for count in counts:
-            figures += await meshed(Path(name), count)
+            figures += await meshed(folder, count)
+        for count in daemons:
+            figures += await at_rest(folder, count)
     return figures
 
 
@@ -162,8 +167,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--nodes", type=int, action="append", help="sizes of the meshes (3 and 10)")
+    parser.add_argument(
+        "--daemons", type=int, action="append", help="numbers of whole daemons (1, 3, 10, 20)"
+    )
     wanted = parser.parse_args()
-    emit(uvloop.run(measure(wanted.nodes or (3, 10))), wanted.json)
+    figures = uvloop.run(measure(wanted.nodes or (3, 10), wanted.daemons or (1, 3, 10, 20)))
+    emit(figures, wanted.json)
 
 
 if __name__ == "__main__":
