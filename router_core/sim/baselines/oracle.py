@@ -1,0 +1,50 @@
+"""A scheduler that knows everything: every engine's true state and every answer's true length, without delay.
+
+Greedy on completion, so another policy may beat its time to first token. Nobody could build it.
+"""
+
+from functools import partial
+
+from router_core.sim.engine import Job
+from router_core.sim.fleet_world import Ask, FleetWorld
+
+
+class Oracle:
+    """A dispatch that sends each request where it will be done first."""
+
+    def __init__(self, world: FleetWorld) -> None:
+        self._world = world
+
+    def start(self, ask: Ask) -> None:
+        """A request has arrived."""
+        arrival = ask.arrival
+        ends = [
+            node.engine.forecast_ms(arrival.model, arrival.prompt, arrival.output)
+            if arrival.model in node.engine.models
+            else float("inf")
+            for node in self._world.nodes
+        ]
+        ask.node = ends.index(min(ends))
+        ask.dispatches = 1
+        job = Job(
+            model=arrival.model,
+            prompt=arrival.prompt,
+            output=arrival.output,
+            on_first=partial(self._first, ask),
+            on_end=partial(self._ended, ask),
+            blocks=arrival.blocks,
+        )
+        self._world.timeline.after(2 * self._link_ms(ask), partial(self._submit, ask, job, ask.node))
+
+    def _submit(self, ask: Ask, job: Job, node: int) -> None:
+        self._world.nodes[node].engine.submit(job)
+        ask.cold = job.cold
+
+    def _first(self, ask: Ask) -> None:
+        ask.first_ms = self._world.now + self._link_ms(ask)
+
+    def _ended(self, ask: Ask) -> None:
+        self._world.timeline.after(self._link_ms(ask), partial(self._world.settle, ask, 200))
+
+    def _link_ms(self, ask: Ask) -> int:
+        return self._world.wire.link_ms if ask.away else 0

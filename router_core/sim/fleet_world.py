@@ -1,0 +1,245 @@
+"""A fleet at virtual time: hosts with engines, their routers, the pictures that travel between them, and requests.
+
+Owns the clock, the wire (a fixed delay), publication (every period and, if asked, at once on events, as the mesh
+allows), and what became of each request. Rules: everything random comes from the seed; after the last answer nothing
+may be left in flight anywhere. Refuses to choose: a ``Dispatch`` does.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+from msgspec import Struct
+
+from router_core.placement.fleet import Fleet
+from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.placement import PlacementPolicy
+from router_core.record.membership import Liveness, ViewChange
+from router_core.record.state import EngineLoad, ModelState, Static, Volatile
+from router_core.sim.arrivals import Arrival
+from router_core.sim.engine import Engine
+from router_core.sim.fleet_node import ENDPOINT, NodeSpec, SimNode
+from router_core.sim.fleet_router import SimRouter
+from router_core.sim.timeline import Timeline
+
+DRAIN_MS = 4 * 3_600_000
+_STATIC_MS = 30_000
+_URGENT_BURST = 5
+_URGENT_MS = 500
+_BYTES_PER_TOKEN = (3.2, 4.4)
+
+
+class WireSpec(Struct, frozen=True, gc=False, kw_only=True):
+    """How pictures and requests travel: publish period, delay of a record, one way of a request, all in ms."""
+
+    period_ms: int = 2_000
+    record_ms: int = 50
+    link_ms: int = 1
+    urgent: bool = False
+
+
+class Ask(Struct, gc=False, kw_only=True, eq=False):
+    """One request on its way, and what became of it. Times are ms, None until reached. ``status`` 0: unanswered.
+
+    ``cold`` if it waited for a load, ``refusals`` by ingresses, ``dispatches`` all attempts, ``away`` if it was served
+    by another host than the client's.
+    """
+
+    number: int
+    arrival: Arrival
+    text_bytes: int
+    node: int | None = None
+    first_ms: int | None = None
+    end_ms: int | None = None
+    status: int = 0
+    cold: bool = False
+    refusals: int = 0
+    dispatches: int = 0
+    retries: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first token, None if there was none."""
+        return None if self.first_ms is None else (self.first_ms - self.arrival.at_ms) / 1000.0
+
+    @property
+    def total_s(self) -> float | None:
+        """Seconds from arrival to the end of a good answer, None without one."""
+        return (
+            None if self.end_ms is None or self.status != 200 else (self.end_ms - self.arrival.at_ms) / 1000.0
+        )
+
+    @property
+    def away(self) -> bool:
+        """Served by another host than the client's."""
+        return self.node is not None and self.node != self.arrival.router
+
+
+class FleetWorld:
+    """``nodes[i]`` has router ``routers[i]``. ``run`` plays arrivals through ``start``, given by a dispatch."""
+
+    def __init__(
+        self,
+        specs: Sequence[NodeSpec],
+        wire: WireSpec,
+        seed: int,
+        *,
+        policy: PlacementPolicy | None = None,
+        exchange: ExchangePolicy | None = None,
+    ) -> None:
+        self.timeline = Timeline()
+        self.wire = wire
+        self.policy = policy or PlacementPolicy()
+        self.exchange = exchange or ExchangePolicy()
+        self.rng = Random(seed)
+        salt = f"{self.rng.getrandbits(64):x}"
+        self.nodes = [SimNode(spec, Engine(self.timeline, spec.engine, spec.warm), salt) for spec in specs]
+        self.place = {node.key: index for index, node in enumerate(self.nodes)}
+        members = {node.member.id16: node.member for node in self.nodes}
+        self.routers = [
+            SimRouter(node, members, self.policy, self.exchange, Random(self.rng.getrandbits(64)), index)
+            for index, node in enumerate(self.nodes)
+        ]
+        self.asks: list[Ask] = []
+        self.newest: list[ViewChange | None] = [None] * len(specs)
+        self._static: list[tuple[int, Static] | None] = [None] * len(specs)
+        self._tokens = [float(_URGENT_BURST)] * len(specs)
+        self._token_ms = [0] * len(specs)
+        self._open = 0
+
+    @property
+    def now(self) -> int:
+        return self.timeline.now
+
+    def run(self, arrivals: Iterable[Arrival], start: Callable[[Ask], None]) -> list[Ask]:
+        """Play everything to its end; what became of each request, in order of arrival."""
+        for index in range(len(self.nodes)):
+            self.publish(index)
+            self.timeline.at(self.rng.randrange(self.wire.period_ms), self._ticking(index))
+            if self.wire.urgent:
+                self.nodes[index].engine.changed = self._watching(index)
+        lead_ms = 2 * self.wire.record_ms
+        for number, arrival in enumerate(arrivals):
+            shifted = Arrival(
+                at_ms=arrival.at_ms + lead_ms,
+                router=arrival.router,
+                model=arrival.model,
+                prompt=arrival.prompt,
+                output=arrival.output,
+                blocks=arrival.blocks,
+            )
+            text_bytes = round(arrival.prompt * self.rng.uniform(*_BYTES_PER_TOKEN))
+            ask = Ask(number=number, arrival=shifted, text_bytes=text_bytes)
+            self.asks.append(ask)
+            self._open += 1
+            self.timeline.at(shifted.at_ms, _starting(start, ask))
+        end = self.timeline.now + DRAIN_MS + max((ask.arrival.at_ms for ask in self.asks), default=0)
+        while self._open and self.timeline.now < end:
+            self.timeline.run_until(self.timeline.now + 1_000)
+        return self.asks
+
+    def settle(self, ask: Ask, status: int) -> None:
+        """The client has its end of ``ask``."""
+        ask.status = status
+        ask.end_ms = self.now
+        self._open -= 1
+
+    def fleet(self, index: int) -> Fleet:
+        """What router ``index`` believes now."""
+        return self.routers[index].fleet(self.now)
+
+    def publish(self, index: int) -> None:
+        """Node ``index`` states itself: its own router knows at once, the others when the record arrives."""
+        node, now = self.nodes[index], self.now
+        known = self._static[index]
+        if known is None or now - known[0] >= _STATIC_MS:
+            static = node.static(self.routers[index].profiles, now)
+            known = self._static[index] = (
+                now,
+                known[1] if known is not None and known[1] == static else static,
+            )
+        node.seq += 1
+        change = ViewChange(
+            origin=node.member.id16,
+            state=Liveness.FRESH,
+            confirmed=True,
+            epoch=1,
+            inst=index,
+            seq=node.seq,
+            mono_ms=now,
+            base_ms=0,
+            due_ms=2 * self.wire.period_ms,
+            volatile=node.volatile(now),
+            static=known[1],
+        )
+        self.newest[index] = change
+        self.routers[index].heard(change)
+        for other, router in enumerate(self.routers):
+            if other != index:
+                self.timeline.after(self.wire.record_ms, _hearing(router, change))
+
+    def leaks(self) -> int:
+        """Everything still booked or running; 0 after a complete run."""
+        return sum(
+            len(router.ledger)
+            + len(router.ledger.owed)
+            + node.local.in_flight(ENDPOINT)
+            + len(node.engine.running)
+            + len(node.engine.queue)
+            for router, node in zip(self.routers, self.nodes, strict=True)
+        )
+
+    def _ticking(self, index: int) -> Callable[[], None]:
+        def tick() -> None:
+            self.publish(index)
+            self.timeline.after(self.wire.period_ms, tick)
+
+        return tick
+
+    def _watching(self, index: int) -> Callable[[], None]:
+        def changed() -> None:
+            last = self.newest[index]
+            if last is not None and last.volatile is not None:
+                self.timeline.at(self.now, lambda: self._tell_event(index))
+
+        return changed
+
+    def _tell_event(self, index: int) -> None:
+        """Publish at once if something changed that the mesh calls an event, within its rate limit."""
+        last = self.newest[index]
+        if (
+            last is None
+            or last.volatile is None
+            or not _is_event(last.volatile, self.nodes[index].volatile(self.now))
+        ):
+            return
+        now = self.now
+        earned = (now - self._token_ms[index]) / _URGENT_MS
+        self._tokens[index] = min(float(_URGENT_BURST), self._tokens[index] + earned)
+        self._token_ms[index] = now
+        if self._tokens[index] >= 1.0:
+            self._tokens[index] -= 1.0
+            self.publish(index)
+
+
+def _is_event(old: Volatile, new: Volatile) -> bool:
+    return (
+        _residency(old) != _residency(new)
+        or bool(old.engines[0].queued) != bool(new.engines[0].queued)
+        or _full(old.engines[0]) != _full(new.engines[0])
+    )
+
+
+def _residency(volatile: Volatile) -> frozenset[tuple[int, int]]:
+    return frozenset((row.model, int(ModelState(row.state))) for row in volatile.residents)
+
+
+def _full(load: EngineLoad) -> bool:
+    return (load.running or 0) >= (load.slots or 1)
+
+
+def _starting(start: Callable[[Ask], None], ask: Ask) -> Callable[[], None]:
+    return lambda: start(ask)
+
+
+def _hearing(router: SimRouter, change: ViewChange) -> Callable[[], None]:
+    return lambda: router.heard(change)

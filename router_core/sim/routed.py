@@ -1,0 +1,380 @@
+"""Requests placed by anything with the face of ``decide``: the exchange machine that ships, driven at virtual time.
+
+Reservation in the step of the decision, the ingress's own admission, one more decision after a refusal, failover, the
+breaker, and what an ended attempt teaches: all as the daemon wires it. A client that is turned away with
+``Retry-After`` comes back, and its waiting counts. Refuses to know how a choice is made.
+"""
+
+from functools import partial
+from random import Random
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router_core.exchange import events as ev
+from router_core.exchange.failure import Cause
+from router_core.exchange.machine import ENDED, Exchange, State
+from router_core.exchange.patience import first_byte_limit_ms
+from router_core.ids import id8_of
+from router_core.placement.eligibility import targets_of
+from router_core.placement.fleet import Fleet
+from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
+from router_core.placement.ledger import Reservation
+from router_core.placement.record import Choice, Decision
+from router_core.placement.request import Pin, PlacementRequest
+from router_core.policy.placement import PlacementPolicy
+from router_core.profile.outcome import Outcome, Result
+from router_core.record.state import Capability, Dialect
+from router_core.sim.engine import Job
+from router_core.sim.fleet_node import ENDPOINT
+from router_core.sim.fleet_world import Ask, FleetWorld
+
+_RETRIED = frozenset({429, 503})
+_SESSION_BLOCK = 1
+
+
+class Decider(Protocol):
+    """The face of ``decide``."""
+
+    def __call__(
+        self, request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int, rng: Random
+    ) -> Decision: ...
+
+
+class Routed:
+    """A dispatch: one decider for each router."""
+
+    def __init__(self, world: FleetWorld, deciders: list[Decider]) -> None:
+        self.world = world
+        self.deciders = deciders
+
+    def start(self, ask: Ask) -> None:
+        """A request has arrived at its client's router."""
+        _Flight(self.world, self.deciders[ask.arrival.router], ask).begin()
+
+
+class _Attempt(Struct, gc=False, kw_only=True):
+    """One dispatch: where to, what is booked, and what was seen."""
+
+    number: int
+    choice: Choice
+    reservation: Reservation
+    sent_ms: int
+    place: int
+    job: Job | None = None
+    ticket: int | None = None
+    first_ms: int | None = None
+
+
+class _Flight:
+    """One request under way."""
+
+    def __init__(self, world: FleetWorld, decider: Decider, ask: Ask) -> None:
+        self._world = world
+        self._ask = ask
+        self._decide = decider
+        self._router = world.routers[ask.arrival.router]
+        self._try = 0
+        self._attempt: _Attempt | None = None
+        arrival = ask.arrival
+        self._session = (
+            arrival.blocks[_SESSION_BLOCK].to_bytes(8, "big")
+            if len(arrival.blocks) > _SESSION_BLOCK
+            else None
+        )
+        pin = self._router.sessions.find(self._session, world.now) if self._session is not None else None
+        self._request = PlacementRequest(
+            request_id=f"{ask.number}",
+            dialect=Dialect.CHAT,
+            model=arrival.model,
+            arrival_ms=arrival.at_ms,
+            stream=True,
+            text_bytes=ask.text_bytes,
+            body_bytes=ask.text_bytes,
+            requires=Capability.STREAMING,
+            session=self._session,
+            pin=pin,
+        )
+        targets = targets_of(self._request.hints.request_class, world.policy)
+        self._until = arrival.at_ms + targets.deadline_ms
+        self._machine = Exchange(world.exchange, until_ms=self._until)
+
+    def begin(self) -> None:
+        self._tell(ev.BodyParsed())
+
+    def _tell(self, event: ev.Event) -> None:
+        for action in self._machine.handle(event, self._world.now):
+            self._perform(action)
+        deadline = self._machine.deadline
+        if deadline is not None:
+            self._world.timeline.at(deadline, partial(self._time, deadline, self._machine))
+
+    def _time(self, at: int, machine: Exchange) -> None:
+        if machine is self._machine and machine.deadline == at:
+            streaming = machine.state is State.STREAMING
+            self._tell(ev.TimePassed(last_byte_ms=at if streaming else None))
+
+    def _perform(self, action: ev.Action) -> None:
+        if isinstance(action, ev.Decide):
+            self._choose(action)
+        elif isinstance(action, ev.Dial):
+            self._later(1 if self._remote() else 0, ev.Connected(attempt=action.attempt))
+        elif isinstance(action, ev.SendRequest):
+            self._send()
+        elif isinstance(action, ev.SendBody):
+            self._world.timeline.after(self._world.wire.link_ms, partial(self._submit, self._current()))
+        elif isinstance(action, ev.CancelUpstream):
+            self._cancel(self._current())
+        elif isinstance(action, ev.EndAttempt):
+            self._ended(action.outcome)
+        elif isinstance(action, ev.Finish):
+            self._world.settle(self._ask, 200)
+        elif isinstance(action, ev.Reply):
+            self._turned_away(action)
+
+    # --- deciding --------------------------------------------------------------------------------------------
+
+    def _choose(self, action: ev.Decide) -> None:
+        world, router = self._world, self._router
+        request = replace(
+            self._request,
+            request_id=f"{self._ask.number}.{self._try}",
+            attempt=action.attempt,
+            tried=action.tried,
+            refused=action.refused,
+        )
+        decision = self._decide(
+            request, world.fleet(self._ask.arrival.router), world.policy, world.now, router.rng
+        )
+        choice = decision.chosen
+        if choice is None:
+            reason = decision.reason
+            turned = ev.TurnedAway(
+                status=reason.status, code=reason.value, retry_after_s=decision.retry_after_s
+            )
+            self._later(0, turned)
+            return
+        place = world.place[choice.endpoint]
+        self._attempt = _Attempt(
+            number=action.attempt,
+            choice=choice,
+            reservation=router.ledger.reserve(choice, world.now),
+            sent_ms=world.now,
+            place=place,
+        )
+        router.node.dispatched(choice.prefill_s + choice.decode_s, world.now)
+        router.breakers.dispatched(choice.endpoint, world.now)
+        self._ask.dispatches += 1
+        est = choice.est
+        target = ev.Target(
+            endpoint=choice.endpoint,
+            peer=not choice.is_self,
+            connect_ms=world.exchange.connect_ms,
+            first_byte_ms=first_byte_limit_ms(
+                ttft_ms=1000.0 * est.ttft, load_ms=1000.0 * est.load, ect_ms=1000.0 * est.ect, stream=True
+            ),
+            idle_ms=world.exchange.idle_ms,
+        )
+        self._later(0, ev.Decided(target=target))
+
+    # --- an attempt ------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        attempt = self._current()
+        if attempt.choice.is_self:
+            self._submit(attempt)
+        else:
+            self._world.timeline.after(self._world.wire.link_ms, partial(self._at_ingress, attempt))
+
+    def _at_ingress(self, attempt: _Attempt) -> None:
+        """The serving node's last word, before it takes the body."""
+        world, choice = self._world, attempt.choice
+        if attempt is not self._attempt:
+            return
+        fleet, local = world.fleet(attempt.place), world.nodes[attempt.place].local
+        asked = IngressAsk(
+            endpoint=choice.endpoint_name,
+            model=choice.model,
+            dialect=int(Dialect.CHAT),
+            resident=choice.resident,
+            wait_ms=choice.max_wait_ms,
+            left_ms=max(0, self._until - world.now),
+        )
+        cause = admit(asked, fleet, world.now)
+        if cause is not None:
+            self._ask.refusals += 1
+            world.publish(attempt.place)
+            newest = world.newest[attempt.place]
+            if newest is not None:
+                world.timeline.after(world.wire.link_ms, partial(self._router.heard, newest))
+            self._later(world.wire.link_ms, ev.IngressRefused(attempt=attempt.number, cause=cause.value))
+            return
+        row = own_row(fleet, choice.endpoint_name, choice.model)
+        work_s = service_s(row, choice.prompt_tokens, choice.output_tokens) if row is not None else 0.0
+        attempt.ticket = local.start(ENDPOINT, work_s, world.now)
+        router = id8_of(self._router.node.member.id16)
+        local.accepted(router, self._router.ledger.inst, attempt.reservation.route_seq, world.now)
+        self._later(world.wire.link_ms, ev.Continued(attempt=attempt.number))
+
+    def _submit(self, attempt: _Attempt) -> None:
+        if attempt is not self._attempt:
+            self._unbook(attempt)
+            return
+        arrival = self._ask.arrival
+        attempt.job = Job(
+            model=attempt.choice.model,
+            prompt=arrival.prompt,
+            output=arrival.output,
+            on_first=partial(self._first_token, attempt),
+            on_end=partial(self._answered, attempt),
+            blocks=arrival.blocks,
+        )
+        self._world.nodes[attempt.place].engine.submit(attempt.job)
+
+    def _first_token(self, attempt: _Attempt) -> None:
+        self._world.timeline.after(self._delay(attempt), partial(self._hear_first, attempt))
+
+    def _hear_first(self, attempt: _Attempt) -> None:
+        if attempt is not self._attempt or self._machine.state in ENDED:
+            return
+        attempt.first_ms = self._ask.first_ms = self._world.now
+        self._router.ledger.first_token(attempt.reservation.seq)
+        self._tell(ev.HeadReceived(attempt=attempt.number, status=200))
+        self._tell(ev.FirstByteReceived(attempt=attempt.number))
+
+    def _answered(self, attempt: _Attempt) -> None:
+        self._unbook(attempt)
+        if attempt is self._attempt:
+            self._later(self._delay(attempt), ev.BodyEnded(attempt=attempt.number))
+
+    def _cancel(self, attempt: _Attempt) -> None:
+        self._world.timeline.after(self._delay(attempt), partial(self._drop, attempt))
+
+    def _drop(self, attempt: _Attempt) -> None:
+        if attempt.job is not None:
+            self._world.nodes[attempt.place].engine.cancel(attempt.job)
+        self._unbook(attempt)
+
+    def _unbook(self, attempt: _Attempt) -> None:
+        if attempt.ticket is not None:
+            self._world.nodes[attempt.place].local.finish(attempt.ticket)
+            attempt.ticket = None
+
+    def _ended(self, outcome: ev.Outcome) -> None:
+        attempt, router, now = self._current(), self._router, self._world.now
+        if outcome.result is ev.Result.DONE:
+            router.ledger.finish(attempt.reservation.seq)
+            router.breakers.succeeded(outcome.endpoint, now)
+            self._served(attempt)
+        else:
+            router.ledger.fail(attempt.reservation.seq)
+            if outcome.fault:
+                refused = outcome.cause is Cause.CONNECT_REFUSED
+                router.breakers.failed(outcome.endpoint, now, connection_refused=refused)
+            else:
+                router.breakers.released(outcome.endpoint)
+        self._learn(attempt, Result.OK if outcome.result is ev.Result.DONE else _blame(outcome))
+        self._attempt = None
+
+    def _served(self, attempt: _Attempt) -> None:
+        ask, choice = self._ask, attempt.choice
+        ask.node = attempt.place
+        ask.cold = attempt.job is not None and attempt.job.cold
+        if self._session is not None:
+            tokens = choice.prompt_tokens + ask.arrival.output
+            pin = Pin(endpoint=choice.endpoint, model=choice.model, tokens=tokens, at_ms=self._world.now)
+            self._router.sessions.pin(self._session, pin)
+
+    # --- learning --------------------------------------------------------------------------------------------
+
+    def _learn(self, attempt: _Attempt, result: Result) -> None:
+        """What the attempt taught the client's router and, served by a peer, the serving one."""
+        learners = {self._ask.arrival.router}
+        if result is Result.OK:
+            learners.add(attempt.place)
+        for learner in sorted(learners):
+            self._teach(learner, attempt, result)
+
+    def _teach(self, learner: int, attempt: _Attempt, result: Result) -> None:
+        world, job, choice = self._world, attempt.job, attempt.choice
+        router = world.routers[learner]
+        row = world.fleet(learner).row(choice.endpoint, choice.model)
+        if row is None:
+            return
+        if row.is_self:
+            crowd = router.ledger.local.in_flight(row.endpoint) + 1
+        else:
+            owed = router.ledger.owed.get(row.key)
+            crowd = row.in_flight + (owed.requests if owed is not None else 0)
+        ended = job is not None and job.first_ms is not None and result is Result.OK
+        prompt_ms = load_ms = ttft_ms = None
+        if ended and job is not None and job.first_ms is not None and job.started_ms is not None:
+            until_first_ms = float((attempt.first_ms or world.now) - attempt.sent_ms)
+            if choice.resident:
+                prompt_ms, ttft_ms = float(job.first_ms - job.started_ms), until_first_ms
+            else:
+                expected_ms = 1000.0 * (
+                    choice.est.wait + choice.est.net + job.computed * row.prefill_s_per_token
+                )
+                load_ms = max(0.0, until_first_ms - expected_ms)
+        router.profiles.learn(
+            Outcome(
+                key=row.profile_key,
+                at_ms=world.now,
+                result=result,
+                concurrency=float(min(row.slots, max(1, crowd))),
+                text_bytes=self._ask.text_bytes,
+                prompt_tokens=job.computed if ended and job is not None else None,
+                cached_tokens=self._ask.arrival.prompt - job.computed if ended and job is not None else None,
+                prompt_ms=prompt_ms,
+                gen_tokens=self._ask.arrival.output if ended else None,
+                gen_ms=float(world.now - (attempt.first_ms or world.now)) if ended else None,
+                wait_ms=1000.0 * choice.est.wait,
+                net_ms=1000.0 * choice.est.net,
+                ttft_ms=ttft_ms,
+                load_ms=load_ms,
+            )
+        )
+
+    # --- the client ------------------------------------------------------------------------------------------
+
+    def _turned_away(self, reply: ev.Reply) -> None:
+        """A client that may come back does so when it was told to, as long as its patience lasts."""
+        world, now = self._world, self._world.now
+        back_ms = now + 1000 * (reply.retry_after_s or 1)
+        if reply.status not in _RETRIED or back_ms >= self._until:
+            world.settle(self._ask, reply.status)
+            return
+        self._ask.retries += 1
+        world.timeline.at(back_ms, self._again)
+
+    def _again(self) -> None:
+        self._try += 1
+        self._machine = Exchange(self._world.exchange, until_ms=self._until)
+        self.begin()
+
+    # --- shared ----------------------------------------------------------------------------------------------
+
+    def _later(self, delay_ms: int, event: ev.Event) -> None:
+        self._world.timeline.after(delay_ms, partial(self._if_current, self._machine, event))
+
+    def _if_current(self, machine: Exchange, event: ev.Event) -> None:
+        if machine is self._machine:
+            self._tell(event)
+
+    def _current(self) -> _Attempt:
+        assert self._attempt is not None
+        return self._attempt
+
+    def _remote(self) -> bool:
+        return not self._current().choice.is_self
+
+    def _delay(self, attempt: _Attempt) -> int:
+        return 0 if attempt.choice.is_self else self._world.wire.link_ms
+
+
+def _blame(outcome: ev.Outcome) -> Result:
+    if outcome.result is ev.Result.CANCELLED:
+        return Result.CANCELLED
+    return Result.FAULT if outcome.fault else Result.OTHER
