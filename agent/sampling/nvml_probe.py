@@ -6,7 +6,6 @@ or on SIGTERM, after ``nvmlShutdown``. Round each driver call it notes in a mapp
 work. It keeps no values, judges none, retries nothing.
 """
 
-import argparse
 import ctypes
 import importlib.util
 import json
@@ -249,19 +248,15 @@ def stop(_signum: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--nvml", required=True)
-    parser.add_argument("--progress", required=True)
-    asked = parser.parse_args()
+    asked = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != asked.parent:
+    if os.getppid() != int(asked["--parent"]):
         return
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    driver = Driver(asked.nvml, Progress(asked.progress))
+    driver = Driver(asked["--nvml"], Progress(asked["--progress"]))
     try:
         serve(driver, sys.stdin.buffer, replies)
     finally:
