@@ -12,22 +12,28 @@ from agent.relay.dialects.facts import BodyFault
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]', re.DOTALL)
 _WHITE = b" \t\r\n"
-_ESCAPED_LETTER = b"\\u006"
-"""Every letter of "model" and "name" escapes to this prefix, so a second spelling of the key cannot hide."""
+_ESCAPED_LETTER = re.compile(rb"\\u00[46]")
+"""Every letter of "model" and "name", small or capital, escapes to this, so a second spelling of the key cannot hide."""
+
+_ANY_CASE = {
+    b"model": re.compile(rb'"[mM][oO][dD][eE][lL]"'),
+    b"name": re.compile(rb'"[nN][aA][mM][eE]"'),
+}
 
 Span = tuple[int, int]
 
 
 def suspicious(body: bytes | bytearray, key: bytes = b"model") -> bool:
-    """True if the top level may hold ``key`` other than exactly once in plain spelling."""
-    return body.count(b'"%s"' % key) != 1 or _ESCAPED_LETTER in body
+    """True if the top level may hold ``key`` other than exactly once, in whatever letter case or spelling."""
+    return len(_ANY_CASE[key].findall(body)) != 1 or _ESCAPED_LETTER.search(body) is not None
 
 
 def find(body: bytes | bytearray, model_key: bytes = b"model") -> tuple[Span, Span | None] | BodyFault:
     """The span of the model's name (the value of ``model_key``) and of the ``pairmesh`` member with one adjoining
     comma.
 
-    A fault if either key stands twice at the top level, or the model's not at all.
+    A fault if either key stands twice at the top level, or the model's not at all. A second spelling of the model's
+    key in another letter case counts, too: engines written in Go take the last of them, whatever its case.
     """
     model: Span | None = None
     member: Span | None = None
@@ -60,6 +66,8 @@ def find(body: bytes | bytearray, model_key: bytes = b"model") -> tuple[Span, Sp
                     member = key_at, token.end()
                 else:
                     member = key_at if comma_at is None else comma_at, token.start()
+            elif key is not None and key.lower() == model_key:
+                return BodyFault.DUPLICATE_KEY
             key = None
             comma_at = token.start()
     return BodyFault.MODEL_MISSING if model is None else (model, member)

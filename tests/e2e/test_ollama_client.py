@@ -192,6 +192,13 @@ async def test_a_key_in_another_case_cannot_slip_past(mesh: Mesh, key: str) -> N
     assert status == 400
 
 
+async def test_a_second_spelling_of_the_model_cannot_reach_a_model_that_is_not_offered(mesh: Mesh) -> None:
+    body = {"model": "tiny", "Model": CLOUD.name, "messages": MESSAGES}
+    status, raw, _ = await mesh.raw("/v1/chat/completions", json=body)
+    assert (status, json.loads(raw)["error"]["code"]) == (400, "duplicate_key")
+    assert CLOUD.name not in mesh.fakes["alpha"].loads
+
+
 async def test_an_openai_client_uses_ollama_engines_too(mesh: Mesh) -> None:
     async with openai.AsyncOpenAI(
         base_url=f"{mesh.cluster['alpha'].api}/v1", api_key="unused", max_retries=0

@@ -18,7 +18,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = st.text(max_size=9) | st.sampled_from(("Model", "models", "model ", '"model"', "a\\", "pairmesh2"))
+KEYS = st.text(max_size=9) | st.sampled_from(("models", "mode", "model ", '"model"', "a\\", "pairmesh2"))
 WHITE = st.text(" \t\r\n", max_size=3)
 
 
@@ -28,7 +28,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
     members: list[tuple[str, Any]] = [
         (key, value)
         for key, value in draw(st.dictionaries(KEYS, VALUES, max_size=5)).items()
-        if key not in ("model", "pairmesh")
+        if key.lower() not in ("model", "pairmesh")
     ]
     members.insert(draw(st.integers(0, len(members))), ("model", draw(st.text(max_size=12))))
     if draw(st.booleans()):
@@ -88,6 +88,11 @@ def test_a_body_without_hints_is_sent_as_it_came(body_and_told: tuple[bytes, dic
     [
         b'{"model":"a","model":"b"}',
         b'{"model":"a","x":1,"mo\\u0064el":"b"}',
+        b'{"model":"a","Model":"b"}',
+        b'{"MODEL":"b","model":"a"}',
+        b'{"model":"a","x":[{"model":"c"}],"mODEl":"b"}',
+        b'{"model":"a","\\u004dodel":"b"}',
+        b'{"model":"a","\\u004D\\u006fdel":"b"}',
         b'{"pairmesh":1,"model":"a","pairmesh":2}',
         b'{"pairmesh":1,"model":"a","p\\u0061irmesh":2}',
     ],
@@ -97,10 +102,11 @@ def test_a_key_that_stands_twice_is_refused_however_it_is_spelled(body: bytes) -
 
 
 def test_the_same_key_deeper_down_is_no_duplicate() -> None:
-    body = b'{"x":{"model":"q","pairmesh":1},"model":"a","y":[{"model":"r"}]}'
+    body = b'{"x":{"Model":"q","pairmesh":1},"model":"a","y":[{"model":"r"}],"z":"Model"}'
     parcel = Parcel.read(openai.read, Dialect.CHAT, body)
     assert isinstance(parcel, Parcel)
-    assert parcel.as_model("b") == b'{"x":{"model":"q","pairmesh":1},"model":"b","y":[{"model":"r"}]}'
+    renamed = b'{"x":{"Model":"q","pairmesh":1},"model":"b","y":[{"model":"r"}],"z":"Model"}'
+    assert parcel.as_model("b") == renamed
 
 
 @pytest.mark.parametrize(
