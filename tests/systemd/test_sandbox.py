@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
+from tests.support.fake_nvml import FakeDriver
 from tests.support.scripted_engine import ScriptedEngine, Wire, whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +87,21 @@ async def test_two_sandboxed_nodes_pair_serve_each_other_and_stop(tmp_path: Path
                 node.process.send_signal(signal.SIGHUP)
                 assert await node.term() == 0
                 assert bad_lines(node.log) == []
+
+
+async def test_the_drivers_process_reads_its_gpu_in_the_sandbox(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path / "driver")
+    node = Node(name="alone", ip="127.0.0.2", base=tmp_path / "n", prefix=LAUNCHER, more_env=driver.environ)
+    node.write_settings([])
+    async with closing(Cluster(base=tmp_path, nodes=[node], engines=[])):
+        await node.start()
+        await wait_for(lambda: reads(driver), 20, "the GPU is read")
+        assert await node.term() == 0
+    assert bad_lines(node.log) == []
+
+
+async def reads(driver: FakeDriver) -> bool:
+    return driver.calls().get("nvmlDeviceGetUtilizationRates", 0) > 1
 
 
 async def sees(node: Node, other: str) -> bool:
