@@ -12,6 +12,9 @@ from router_core.record.envelope import Sealed
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
 
+TOKENS_MOST = 1_000_000
+"""What a request is believed to hold where the context is not known."""
+
 
 class Gate:
     """Satisfies the relay's ``Admission``."""
@@ -42,9 +45,12 @@ class Gate:
         return cause.value if cause is not None else None
 
     def service_ms(self, route: RouteHeader, model: str) -> float:
-        """What the request takes alone, by this node's own profiles."""
+        """What the request takes alone, by this node's own profiles; no more is believed than fits the context."""
         row = own_row(self._fleet(), route.endpoint, model)
-        return 1000.0 * service_s(row, route.prompt_tokens, route.output_tokens) if row is not None else 0.0
+        if row is None:
+            return 0.0
+        most = row.ctx or row.ctx_most or TOKENS_MOST
+        return 1000.0 * service_s(row, min(route.prompt_tokens, most), min(route.output_tokens, most))
 
     def fresh_state(self) -> tuple[bytes, bytes] | None:
         """The newest own V record as (signed, signature)."""

@@ -1,0 +1,135 @@
+"""Who hears of a finished attempt: each fault goes to the one it is about."""
+
+import io
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.node.observing import Observing
+from agent.observe.access import AccessLog, stream_access_log
+from agent.observe.instruments import RelayMetrics
+from router_core.exchange.events import Outcome, Result
+from router_core.exchange.failure import Cause, FailureClass
+from router_core.ids import node_id_of
+from router_core.record.state import Dialect
+from tests.agent.node.rig import World, a_line, a_report, an_endpoint, an_outcome, answered, failed, id32
+
+BETA = node_id_of(id32("beta"))
+
+
+class Heard:
+    """Whoever is told something, and what."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self.calls.append((name, *args))
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.own(an_endpoint())
+        self.engines, self.targets = Heard(), Heard()
+        self.metrics = RelayMetrics()
+        self.out = io.StringIO()
+        self.access: AccessLog = stream_access_log(self.out, self.world.clock)
+        engines: Any = self.engines
+        targets: Any = self.targets
+        learning: Any = Nothing()
+        self.observing = Observing(
+            placing=self.world.placing,
+            learning=learning,
+            engines=engines,
+            targets=targets,
+            metrics=self.metrics,
+            access=self.access,
+            log=self.world.log,
+        )
+
+    def attempted(self, outcome: Any, node: str | None = None, **over: Any) -> None:
+        routed = replace(self.world.route(self.world.ask()), node=node)
+        self.observing.attempted(a_report(routed, outcome(routed), **over))
+
+
+class Nothing:
+    """Learns nothing."""
+
+    def learn(self, report: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize("cause", [Cause.CONNECT_REFUSED, Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT])
+def test_an_endpoint_that_cannot_be_connected_is_told_to_its_monitor_or_its_address(cause: Cause) -> None:
+    watched = Watched()
+    watched.attempted(lambda routed: failed(routed, cause))
+    assert watched.engines.calls == [("report_connect_failed", "llama")]
+    assert watched.targets.calls == []
+    watched.attempted(lambda routed: failed(routed, cause), BETA)
+    assert watched.targets.calls == [("unreached", BETA)]
+    assert len(watched.engines.calls) == 1
+
+
+def test_an_address_where_somebody_else_answers_is_no_address_of_the_peer() -> None:
+    watched = Watched()
+    watched.attempted(lambda routed: failed(routed, Cause.IDENTITY), BETA)
+    assert watched.targets.calls == [("unreached", BETA)]
+
+
+def outcome_of(failure: FailureClass, status: int) -> Any:
+    return lambda routed: answered(routed, status, failure)
+
+
+@pytest.mark.parametrize(
+    ("failure", "call"),
+    [
+        (FailureClass.ABSENT, ("report_absent", "llama")),
+        (FailureClass.AUTH, ("report_auth", "llama")),
+        (FailureClass.ROUTE, ("report_route", "llama", Dialect.CHAT)),
+    ],
+)
+def test_what_an_own_engine_does_not_know_makes_its_monitor_look_again(
+    failure: FailureClass, call: tuple[object, ...]
+) -> None:
+    watched = Watched()
+    watched.attempted(outcome_of(failure, 404))
+    assert watched.engines.calls == [call]
+    watched.attempted(outcome_of(failure, 404), BETA)
+    assert len(watched.engines.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        lambda routed: an_outcome(routed),
+        lambda routed: an_outcome(routed, Result.CANCELLED),
+        lambda routed: failed(routed, Cause.RESET),
+        lambda routed: answered(routed, 400, FailureClass.OTHER),
+        lambda routed: answered(routed, 503, FailureClass.BUSY),
+    ],
+)
+def test_other_ends_are_nobodys_business(outcome: Any) -> None:
+    watched = Watched()
+    watched.attempted(outcome)
+    assert (watched.engines.calls, watched.targets.calls) == ([], [])
+
+
+async def test_an_ended_request_is_in_the_access_log_and_its_record_in_the_journal() -> None:
+    watched = Watched()
+    routed = watched.world.route(watched.world.ask())
+    outcome: Outcome = an_outcome(routed)
+    watched.observing.attempted(a_report(routed, outcome))
+    watched.observing.answered(a_line(routed.decision_id))
+    watched.access.flush()
+    assert routed.decision_id in watched.out.getvalue()
+    assert [record.id for record in watched.world.kept.records] == [routed.decision_id]
+
+
+def test_a_fault_of_ours_is_told_by_its_class_alone() -> None:
+    watched = Watched()
+    watched.observing.failed("exchange", ValueError("the answer is 42"))
+    (line,) = watched.world.lines
+    assert "ValueError" in line
+    assert "42" not in line
