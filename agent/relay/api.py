@@ -4,6 +4,7 @@ Order of checks, all before the body is read: Host, Origin, loop, route and meth
 Refuses to know how endpoints are chosen and reached.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -31,6 +32,13 @@ _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _OF_BROWSERS = frozenset({b"origin", b"referer", b"cookie"})
 _PREFLIGHT_AGE = b"600"
+_DOTTED = re.compile(rb"([^:]+)\.((?::\d{1,5})?)")
+
+
+def _undotted(host: bytes) -> bytes:
+    """``host`` without the one dot that may end a name."""
+    dotted = _DOTTED.fullmatch(host)
+    return host if dotted is None else dotted[1] + dotted[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +72,7 @@ class Doors:
     def judge(self, request: Request) -> str | None:
         """A fault code, or None. ``null`` is no origin, and a browser's cross-site request needs an allowed one."""
         host = request.single[b"host"].lower()
-        if host not in self.hosts and host.replace(b".:", b":").rstrip(b".") not in self.hosts:
+        if host not in self.hosts and _undotted(host) not in self.hosts:
             return "host_refused"
         origin = site = None
         for name, value in request.headers:
@@ -94,10 +102,12 @@ class Doors:
 
     def cors(self, request: Request) -> Headers:
         """The headers that let an allowed origin read the reply; none for anybody else."""
-        origin = value_of(request.headers, b"origin") if self.origins else None
-        if origin is None or origin not in self.origins:
+        if not self.origins:
             return []
-        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        told = [value for name, value in request.headers if name == b"origin"]
+        if len(told) != 1 or told[0] not in self.origins:
+            return []
+        return [(b"access-control-allow-origin", told[0]), (b"vary", b"Origin")]
 
 
 class ApiFront:
