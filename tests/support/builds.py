@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from agent import daemon
 from agent.assembly import Assembly
 from agent.identity.listener import Listener
+from agent.mesh.driver import Driver
 from agent.node.learning import Learning
 from agent.observe.log import Severity
 from agent.observe.metrics import Counter
@@ -91,6 +92,35 @@ class DeafIngress(daemon.Daemon):
         return cls(DeafNode(*parts), stale_ms=STALE_MS)
 
 
+class Stalled:
+    """A mesh driver that takes its first step and no other."""
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+
+    async def run(self) -> None:
+        running = asyncio.create_task(self._inner.run())
+        await self._inner.begun.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.Event().wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class StalledNode(Assembly):
+    async def build(self) -> None:
+        await super().build()
+        self.driver = Stalled(self.driver)
+
+
+class StalledMesh(daemon.Daemon):
+    @classmethod
+    def of(cls, *parts: Any) -> Self:
+        return cls(StalledNode(*parts), stale_ms=STALE_MS)
+
+
 class Broken(daemon.Daemon):
     """Its start fails with a message that a traceback would print."""
 
@@ -160,6 +190,7 @@ BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "hasty": Hasty,
     "foreign-proc": ForeignProc,
     "deaf-ingress": DeafIngress,
+    "stalled-mesh": StalledMesh,
     "broken": Broken,
     "leaking": Leaking,
 }
