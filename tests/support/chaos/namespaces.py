@@ -72,13 +72,6 @@ def mount_tmpfs(folder: Path, name: str, *, size: str = "16m", inodes: int = 256
     sh("mount", "-t", "tmpfs", "-o", options, prefix() + name, str(folder))
 
 
-def remount(folder: Path, option: str) -> None:
-    """Remount a tmpfs of this run (``ro``, ``rw``)."""
-    if not any(where == str(folder) and source.startswith(prefix()) for source, where in mounts()):
-        raise ValueError(f"{folder} is no mount of this run")
-    sh("mount", "-o", f"remount,{option}", str(folder))
-
-
 def unmount(folder: Path) -> None:
     """Take the file system of ``folder`` away."""
     sh("umount", "-l", str(folder), check=False)

@@ -125,7 +125,7 @@ class NodeProc(Node):
         return {
             name
             for name, member in (await self.members()).items()
-            if member["routable"] and any(engine["models"] for engine in member["engines"])
+            if member["routable"] and any(e["models"] and e["state"] == "ready" for e in member["engines"])
         }
 
     async def is_busy(self) -> bool:
