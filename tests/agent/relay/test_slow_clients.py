@@ -364,6 +364,28 @@ async def test_a_client_that_closes_its_end_is_gone(tmp_path: Path, where: str, 
         client.close()
 
 
+async def test_an_engine_that_answers_without_reading_its_request_is_let_go(tmp_path: Path) -> None:
+    left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await left.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with running(server.sockets[0].getsockname()[1]) as relay:
+        body = BODY.replace(b"hello", b"x" * 16 * limits.MIB)
+        client = await Client.to(relay.port)
+        await client.send(post(relay.port, body))
+        assert (await client.heard()).status == 200
+        await until(lambda: relay.wiring.pool.open_connections == 0)
+        client.close()
+    left.set()
+    server.close()
+    await server.wait_closed()
+
+
 @pytest.mark.threat("T23")
 async def test_the_kernel_watches_for_routers_that_fell_silent(tmp_path: Path) -> None:
     async with opened("ingress", tmp_path) as at:
