@@ -37,9 +37,10 @@ from agent.mesh.door import Door
 from agent.mesh.driver import Driver, Told
 from agent.mesh.shelf import MeshShelf
 from agent.node.gate import Gate
-from agent.node.learning import Learning
+from agent.node.learning import Learning, open_store
 from agent.node.listening import bind_all, shown
 from agent.node.listing import FleetListing
+from agent.node.measuring import LiveFigures
 from agent.node.observing import EngineWaits, Observing
 from agent.node.own_work import own_work
 from agent.node.picture import NodePicture
@@ -78,7 +79,6 @@ from agent.settings.manifest import read_manifests
 from agent.store.folders import Folders, RefuseToStart
 from agent.store.marks import Marks
 from agent.store.members import PeerFiles, RosterFiles
-from agent.store.profiles import ProfileStore
 from router_core.exchange.breaker import Breakers
 from router_core.ids import Id16, NodeId, id8_of
 from router_core.mesh.machine import Mesh
@@ -228,7 +228,11 @@ class Assembly:
             clock=clock,
         )
         self.learning = Learning(
-            self.profiles, ProfileStore(self.folders.state), lambda: self.viewing.fleet, clock, self.log
+            self.profiles,
+            open_store(self.folders.state, self.log),
+            lambda: self.viewing.fleet,
+            clock,
+            self.log,
         )
         self.learning.restore()
         self.decisions = DecisionMetrics()
@@ -354,7 +358,8 @@ class Assembly:
             first_bytes=EngineWaits(self.engines),
         )
         self.wiring = wiring
-        dates, buffered = Dates(), Buffered()
+        self.buffered = buffered = Buffered()
+        dates = Dates()
         api = self.settings.api
         self.api_roll, self.ingress_roll = Roll(clock), Roll(clock)
         ingress_front = IngressFront(
@@ -437,6 +442,14 @@ class Assembly:
         self.registry.add(
             self.decisions,
             self.relay_metrics,
+            LiveFigures(
+                fleet=lambda: self.viewing.fleet,
+                ledger=self.ledger,
+                breakers=self.breakers,
+                connections=lambda: {"api": len(self.api_roll), "ingress": len(self.ingress_roll)},
+                held_bytes=lambda: self.buffered.held,
+                now=self.clock.boot_ms,
+            ),
             self.alarms,
             self.journal,
             self.access,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agent.observe.log import Log
-from agent.observe.metrics import Counter, Family, Gauge, Histogram
+from agent.observe.metrics import Counter, Family, Histogram
 from router_core.placement.record import DecisionRecord
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
@@ -82,16 +82,10 @@ class RelayMetrics:
     def __init__(self) -> None:
         self.seconds = Histogram("pairmesh_relay_seconds", "Time of one request by phase.", ("phase",))
         self.bytes = Counter("pairmesh_relay_bytes_total", "Body bytes passed.", ("dir",))
-        self.connections = Gauge("pairmesh_relay_connections", "Open connections.", ("side",))
         self.retries_reused = Counter(
             "pairmesh_relay_retries_reused_total", "Requests sent again because a kept connection had ended."
         )
         self.rejected = Counter("pairmesh_relay_rejected_total", "Requests refused at intake.", ("code",))
-        self.buffered = Gauge("pairmesh_relay_buffered_bytes", "Bytes of bodies held now.")
-        self.in_flight = Gauge("pairmesh_in_flight", "Requests under way.", ("endpoint",))
-        self.breaker = Gauge(
-            "pairmesh_breaker_state", "0 closed, 1 open, 2 half open, by endpoint.", ("endpoint",)
-        )
 
     def collect(self) -> Iterable[Family]:
         return itertools.chain.from_iterable(
@@ -99,12 +93,8 @@ class RelayMetrics:
             for instrument in (
                 self.seconds,
                 self.bytes,
-                self.connections,
                 self.retries_reused,
                 self.rejected,
-                self.buffered,
-                self.in_flight,
-                self.breaker,
             )
         )
 

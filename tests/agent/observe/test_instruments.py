@@ -55,11 +55,10 @@ def test_an_ended_request_counts_attempts_refusals_cancels_and_errors() -> None:
 
 def test_the_relays_instruments_are_exposed_once_they_know_something() -> None:
     metrics = RelayMetrics()
-    metrics.connections.set(3, "client")
-    metrics.buffered.set(None)
+    metrics.bytes.inc("in", by=3)
     text = text_of(metrics)
-    assert 'pairmesh_relay_connections{side="client"} 3\n' in text
-    assert "pairmesh_relay_buffered_bytes" not in text
+    assert 'pairmesh_relay_bytes_total{dir="in"} 3\n' in text
+    assert "pairmesh_relay_rejected_total{" not in text
 
 
 def test_an_alarm_is_one_line_and_one_count() -> None:

@@ -1,0 +1,57 @@
+"""Figures of this node that are read when somebody asks for them: work in hand, breakers, connections, held bytes."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from agent.observe.metrics import Family, gauge_family
+from router_core.exchange.breaker import Breakers, BreakerState
+from router_core.placement.fleet import Fleet
+from router_core.placement.ledger import Ledger
+
+_CODES = {BreakerState.CLOSED: 0, BreakerState.OPEN: 1, BreakerState.HALF_OPEN: 2}
+
+
+class LiveFigures:
+    """A collector. ``connections`` are counts by side, ``held_bytes`` those of bodies being received."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Callable[[], Fleet],
+        ledger: Ledger,
+        breakers: Breakers,
+        connections: Callable[[], Mapping[str, int]],
+        held_bytes: Callable[[], int],
+        now: Callable[[], int],
+    ) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._breakers = breakers
+        self._connections = connections
+        self._held_bytes = held_bytes
+        self._now = now
+
+    def collect(self) -> Iterable[Family]:
+        now = self._now()
+        labels = {row.key: row.label for row in self._fleet().rows}
+        own = {row.label: row.endpoint for row in self._fleet().rows if row.is_self}
+        yield gauge_family(
+            "pairmesh_in_flight",
+            "Requests under way at this node's endpoints, whoever sent them.",
+            ("endpoint",),
+            {(label,): self._ledger.local.in_flight(name) for label, name in own.items()},
+        )
+        yield gauge_family(
+            "pairmesh_breaker_state",
+            "0 closed, 1 open, 2 half open, by endpoint.",
+            ("endpoint",),
+            {(label,): _CODES[self._breakers.state(key, now)] for key, label in labels.items()},
+        )
+        yield gauge_family(
+            "pairmesh_relay_connections",
+            "Open connections.",
+            ("side",),
+            {(side,): count for side, count in self._connections().items()},
+        )
+        yield gauge_family(
+            "pairmesh_relay_buffered_bytes", "Bytes of bodies held now.", (), {(): self._held_bytes()}
+        )

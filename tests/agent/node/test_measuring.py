@@ -1,0 +1,56 @@
+"""Figures read when somebody asks: they are of this moment, and of endpoints as people call them."""
+
+from agent.node.measuring import LiveFigures
+from agent.observe.metrics import Registry
+from tests.agent.node.rig import World, an_endpoint, key_of
+
+
+def text_of(world: World, held: int = 0) -> str:
+    failures: list[BaseException] = []
+    registry = Registry(failures.append)
+    registry.add(
+        LiveFigures(
+            fleet=lambda: world.viewing.fleet,
+            ledger=world.ledger,
+            breakers=world.breakers,
+            connections=lambda: {"api": 2, "ingress": 0},
+            held_bytes=lambda: held,
+            now=world.clock.boot_ms,
+        )
+    )
+    text = registry.render()
+    assert not failures
+    return text
+
+
+def two_nodes() -> World:
+    world = World()
+    world.own(an_endpoint())
+    world.peer("beta", an_endpoint())
+    return world
+
+
+def test_work_in_hand_is_that_of_own_endpoints_whoever_sent_it() -> None:
+    world = two_nodes()
+    world.route(world.ask(headers=(("x-pairmesh-locality", "host"),)))
+    world.work.start("llama", 1.0, world.clock.now)
+    text = text_of(world)
+    assert 'pairmesh_in_flight{endpoint="@me/llama"} 2\n' in text
+    assert 'pairmesh_in_flight{endpoint="@beta' not in text
+
+
+def test_a_breaker_is_closed_open_or_half_open() -> None:
+    world = two_nodes()
+    assert 'pairmesh_breaker_state{endpoint="@beta/llama"} 0\n' in text_of(world)
+    world.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
+    assert 'pairmesh_breaker_state{endpoint="@beta/llama"} 1\n' in text_of(world)
+    world.clock.now += 60_000
+    assert 'pairmesh_breaker_state{endpoint="@beta/llama"} 2\n' in text_of(world)
+    assert 'pairmesh_breaker_state{endpoint="@me/llama"} 0\n' in text_of(world)
+
+
+def test_connections_and_held_bytes_are_told_as_they_are() -> None:
+    text = text_of(World(), held=5)
+    assert 'pairmesh_relay_connections{side="api"} 2\n' in text
+    assert 'pairmesh_relay_connections{side="ingress"} 0\n' in text
+    assert "pairmesh_relay_buffered_bytes 5\n" in text
