@@ -8,6 +8,7 @@ and texts.
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 from agent.effects.clock import Clock
 from agent.engines.contract import Finish, Marks, Timings, TimingSource
@@ -31,11 +32,29 @@ _NOTHING = Timings(source=TimingSource.COUNTED)
 _CAPACITY = frozenset({FailureClass.BUSY, FailureClass.LOADING, FailureClass.ABSENT, FailureClass.TOO_LONG})
 
 
+def open_store(state: Path, log: Log) -> ProfileStore | None:
+    """The stored profiles below ``state``; None, and told, if the disk refuses: then what is learned lives as long as
+    the process."""
+    try:
+        store = ProfileStore(state)
+    except (OSError, sqlite3.Error) as error:
+        log.warning("profile.not_opened", error=type(error).__name__)
+        return None
+    if store.set_aside is not None:
+        log.warning("profile.set_aside", file=store.set_aside.name)
+    return store
+
+
 class Learning:
     """Owns the profiles. ``used`` is when this node last used a model of its own (boot ms), by endpoint and model."""
 
     def __init__(
-        self, profiles: Profiles, store: ProfileStore, fleet: Callable[[], Fleet], clock: Clock, log: Log
+        self,
+        profiles: Profiles,
+        store: ProfileStore | None,
+        fleet: Callable[[], Fleet],
+        clock: Clock,
+        log: Log,
     ) -> None:
         self.profiles = profiles
         self.used: dict[tuple[str, str], int] = {}
@@ -48,6 +67,8 @@ class Learning:
 
     def restore(self) -> None:
         """Take over what earlier process lives learned; runs before the loop does."""
+        if self._store is None:
+            return
         now = self._clock.boot_ms()
         try:
             loaded = self._store.load()
@@ -104,6 +125,8 @@ class Learning:
         """Store what changed since the last time, delete what was forgotten; a disk that refuses is told and tried
         again."""
         changed, self._changed = self._changed, {}
+        if self._store is None:
+            return
         encoded = {
             _file_key(key): encode_profile(key, profile)
             for key in changed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.node.learning import Learning
+from agent.node.learning import Learning, open_store
 from agent.relay.ports import Routed
 from agent.store.profiles import ProfileStore
 from router_core.exchange.events import Outcome, Result
@@ -230,6 +230,30 @@ async def test_a_file_that_cannot_be_read_is_told_and_learning_starts_anew(world
     world.learning.restore()
     assert any("profile.not_loaded" in line for line in world.lines)
     assert len(world.profiles) == 0
+
+
+async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it_lives(
+    world: World, tmp_path: Path
+) -> None:
+    (tmp_path / "no").mkdir()
+    (tmp_path / "no" / "profiles.sqlite").mkdir()
+    store = open_store(tmp_path / "no", world.log)
+    assert store is None
+    assert any("profile.not_opened" in line for line in world.lines)
+    learning = Learning(world.profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
+    learning.restore()
+    learning.learn(a_report(routed_to(world)))
+    await learning.save()
+    assert len(world.profiles) == 1
+
+
+def test_a_damaged_file_is_set_aside_and_told(world: World, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "profiles.sqlite").write_bytes(b"no database " * 512)
+    store = open_store(tmp_path / "bad", world.log)
+    assert store is not None
+    assert store.load() == {}
+    assert any("profile.set_aside" in line for line in world.lines)
 
 
 async def test_what_is_no_profile_is_skipped_and_leaves_the_disk(world: World, tmp_path: Path) -> None:
