@@ -1,9 +1,9 @@
 """All endpoints of this node: one monitor per manifest, and one per engine found on a loopback port."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
-from types import MappingProxyType
+from typing import Any
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Failed, Tasks
@@ -47,6 +47,7 @@ class EngineWatch:
         self._ports = ports
         self._cadence = cadence or Cadence()
         self._monitors: dict[str, EndpointMonitor] = {}
+        self._newest = _Newest(self._monitors)
         for manifest in manifests:
             if manifest.name in self._monitors:
                 raise LocalMisuse(f"two manifests are named {manifest.name!r}")
@@ -67,8 +68,8 @@ class EngineWatch:
         await self._tasks.aclose()
 
     def endpoints(self) -> Mapping[str, EndpointStatus]:
-        """The newest status of every endpoint, by name."""
-        return MappingProxyType({name: monitor.status for name, monitor in self._monitors.items()})
+        """The newest status of every endpoint, by name, at each look."""
+        return self._newest
 
     def report_work(self, endpoint: str, in_flight: int) -> None:
         """Own requests now in the hands of an engine; call it whenever the number changes."""
@@ -125,3 +126,26 @@ class EngineWatch:
 
     def _run(self, monitor: EndpointMonitor) -> None:
         self._tasks.spawn(monitor.run(), f"endpoint {monitor.status.name}")
+
+
+class _Newest(Mapping[str, EndpointStatus]):
+    """A live view of the monitors: it is looked at several times a request, and costs nothing to have."""
+
+    def __init__(self, monitors: Mapping[str, EndpointMonitor]) -> None:
+        self._monitors = monitors
+
+    def __getitem__(self, name: str) -> EndpointStatus:
+        return self._monitors[name].status
+
+    def get(self, name: str, default: Any = None) -> Any:
+        monitor = self._monitors.get(name)
+        return default if monitor is None else monitor.status
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._monitors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._monitors)
+
+    def __len__(self) -> int:
+        return len(self._monitors)
