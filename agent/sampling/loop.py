@@ -298,7 +298,8 @@ class Sampler:
         expected = source is not None and source.expected
         reboot_pending = source is not None and source.reboot_pending
         flags = Flag(0)
-        if now - self._heartbeat_ms >= self._times.silent_ms or (source is not None and source.degraded):
+        silent = now - self._heartbeat_ms >= self._times.silent_ms
+        if silent or (source is not None and source.degraded):
             flags |= Flag.DEGRADED
         told = [gpu.sample.vram_free_bytes.status for gpu in gpus] + [gpu.external_pct.status for gpu in gpus]
         if {memory.status, external.status, *told} & {Status.STALE, Status.UNKNOWN}:
@@ -318,6 +319,7 @@ class Sampler:
             gpus=gpus,
             gpu_expected=expected,
             reboot_pending=reboot_pending,
+            host_silent=silent,
         )
         for action in actions:
             if isinstance(action, Notify):

@@ -166,7 +166,8 @@ class Sampled(Struct, frozen=True, gc=False, kw_only=True):
     """What one tick came to: the newest readings as they stand at ``at_ms``, and the levels they add up to.
 
     ``host`` is None until the host was read once. ``flags`` are the sampler's part of a V record's flags.
-    ``gpus`` are in the order of their bus ids; ``gpu_expected`` is True where a GPU driver is installed.
+    ``gpus`` are in the order of their bus ids; ``gpu_expected`` is True where a GPU driver is installed,
+    ``host_silent`` while the host thread has not answered for long.
     """
 
     at_ms: int
@@ -180,3 +181,4 @@ class Sampled(Struct, frozen=True, gc=False, kw_only=True):
     gpus: tuple[GpuStanding, ...] = ()
     gpu_expected: bool = False
     reboot_pending: bool = False
+    host_silent: bool = False

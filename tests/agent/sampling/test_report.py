@@ -9,8 +9,8 @@ from agent.observe.log import Log
 from agent.sampling.report import SamplingReport
 from router_core.pressure.level import Transition
 from router_core.pressure.machine import Notify
-from router_core.pressure.samples import Sampled, missing
-from router_core.record.state import Flag, Level
+from router_core.pressure.samples import GpuIdentity, GpuSample, GpuStanding, Sampled, measured, missing
+from router_core.record.state import Flag, GpuState, Level
 from tests.support.host_samples import host
 
 CHANGE = Transition(
@@ -67,7 +67,9 @@ def test_a_flapping_signal_is_told_six_times_a_minute_and_the_rest_is_counted() 
     for desk.now in range(0, 10_000, 1_000):
         desk.change(value=float(desk.now))
     desk.change(signal="memory.some")
-    assert [line["signal"] for line in desk.said()] == ["memory.avail"] * 6 + ["memory.some"]
+    desk.change(gpu="ab12")
+    assert [line["signal"] for line in desk.said()] == ["memory.avail"] * 6 + ["memory.some", "memory.avail"]
+    assert desk.said()[-1]["gpu"] == "ab12"
     desk.now = 61_000
     desk.change(value=1.0)
     assert desk.said()[-1]["suppressed"] == 4
@@ -75,10 +77,10 @@ def test_a_flapping_signal_is_told_six_times_a_minute_and_the_rest_is_counted() 
 
 def test_a_silent_host_is_told_once_an_hour_and_its_return_once() -> None:
     desk = Desk()
-    stuck = replace(QUIET, flags=Flag.DEGRADED, host=host(5))
+    stuck = replace(QUIET, host_silent=True, host=host(5))
     for at_ms in (0, 1_000, 3_599_999, 3_600_000):
         desk.report.sampled(replace(stuck, at_ms=at_ms))
-    desk.report.sampled(QUIET)
+    desk.report.sampled(replace(QUIET, flags=Flag.DEGRADED))
     desk.report.sampled(QUIET)
     assert [line["event"] for line in desk.said()] == ["sampling.host_stuck"] * 2 + ["sampling.host_back"]
 
@@ -91,8 +93,32 @@ def test_a_failed_read_is_told_by_class_only() -> None:
 
 def test_the_age_of_a_sample_is_absent_until_there_is_one() -> None:
     desk = Desk()
-    assert [family.series for family in desk.report.collect()] == [[]]
+    assert all(family.series == [] for family in desk.report.collect())
     desk.report.sampled(replace(QUIET, host=host(1_000)))
     desk.now = 3_500
-    (family,) = desk.report.collect()
+    family, *rest = desk.report.collect()
     assert list(family.series) == [("", "", ("host",), 2.5)]
+    assert all(family.series == [] for family in rest)
+
+
+def test_a_gpu_is_told_by_the_hash_of_its_uuid_and_what_is_unknown_is_absent() -> None:
+    desk = Desk()
+    sample = GpuSample(
+        identity=GpuIdentity(key="ab12", name="card"),
+        state=GpuState.OK,
+        util_pct=measured(40, 1_000),
+        vram_free_bytes=missing(1_000),
+    )
+    gpu = GpuStanding(
+        sample=sample, external_pct=measured(12.5, 1_000), source=4, level=Level.NONE, score=0.0
+    )
+    desk.report.sampled(replace(QUIET, gpus=(gpu,)))
+    desk.now = 2_000
+    told = {family.name: [row[2:] for row in family.series] for family in desk.report.collect()}
+    assert told == {
+        "pairmesh_sample_age_seconds": [(("gpu",), 1.0)],
+        "pairmesh_gpu_utilization_percent": [(("ab12",), 40)],
+        "pairmesh_gpu_external_percent": [(("ab12",), 12.5)],
+        "pairmesh_gpu_memory_free_bytes": [],
+        "pairmesh_gpu_state": [(("ab12",), 0)],
+    }
