@@ -8,6 +8,7 @@ import hashlib
 import platform as host_platform
 import sys
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -52,6 +53,13 @@ class ModelTimes(Struct, frozen=True, gc=False, kw_only=True):
 
     loading_ms: int | None = None
     used_ms: int | None = None
+
+
+class _LoadMemory(NamedTuple):
+    """Free memory that a cold load would go to (None: unknown), and whether it is that of GPUs alone."""
+
+    free_mib: int | None
+    of_gpus: bool
 
 
 IDLE = EndpointWork()
@@ -134,7 +142,8 @@ def volatile_statement(
         if endpoint is None:
             engines.append(state.EngineLoad())
             continue
-        engines.append(_engine_load(endpoint, work.get(facts.name, IDLE), load_memory_mib, now))
+        memory = _LoadMemory(load_memory_mib, bool(facts.gpus) and not any(gpu.memory for gpu in static.gpus))
+        engines.append(_engine_load(endpoint, work.get(facts.name, IDLE), memory, now))
         residents += _residents(static, position, endpoint, times, now)
     return Volatile(
         flags=flags | (sampled.flags if sampled is not None else Flag.SENSOR_STALE | Flag.NO_LOAD),
@@ -242,7 +251,7 @@ def _placed(facts: ProfileFacts, position: tuple[int, int]) -> ProfileFacts:
 
 
 def _engine_load(
-    endpoint: EndpointStatus, own: EndpointWork, memory_mib: int | None, now: int
+    endpoint: EndpointStatus, own: EndpointWork, memory: _LoadMemory, now: int
 ) -> state.EngineLoad:
     busy = own.ours + own.foreign
     slots = endpoint.slots
@@ -258,7 +267,7 @@ def _engine_load(
         work_ds=round(10 * own.work_s),
         kv_c=_kv_used(endpoint),
         age_ds=max(0, age_ms // 100),
-        obtainable_mib=_obtainable(endpoint, memory_mib),
+        obtainable_mib=_obtainable(endpoint, memory),
     )
 
 
@@ -272,17 +281,23 @@ def _kv_used(endpoint: EndpointStatus) -> int | None:
     return round(100 * max(used)) if used else None
 
 
-def _obtainable(endpoint: EndpointStatus, memory_mib: int | None) -> int | None:
+def _obtainable(endpoint: EndpointStatus, memory: _LoadMemory) -> int | None:
     """What a cold load could use: free memory and what idle residents would give back, less a reserve."""
+    memory_mib = memory.free_mib
     if memory_mib is None:
         return None
     evictable = sum(
-        (model.total_bytes or 0) // _MIB
+        (_held_bytes(model, memory.of_gpus) or 0) // _MIB
         for model in endpoint.resident
         if model.state is Residency.RESIDENT and not model.running
     )
     reserve = max(_RESERVE_MIB, memory_mib // _RESERVE_SHARE)
     return max(0, memory_mib + evictable - reserve)
+
+
+def _held_bytes(model: ResidentModel, of_gpus: bool) -> int | None:
+    """What a model would give back: on a GPU of its own memory only what lies there."""
+    return model.vram_bytes if of_gpus and model.vram_bytes is not None else model.total_bytes
 
 
 def _residents(

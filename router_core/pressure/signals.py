@@ -87,7 +87,9 @@ def gpu_inputs(
     return {
         "gpu_time.ext": Input(reading=aged(external, now, period_ms, published=True)),
         "vram.free": Input(
-            reading=aged(sample.vram_free_bytes, now, period_ms, published=True),
+            reading=unsupported(now)
+            if sample.identity.unified
+            else aged(sample.vram_free_bytes, now, period_ms, published=True),
             whole=None if total is None else float(total),
             counts=others,
             frozen=own.cooling,

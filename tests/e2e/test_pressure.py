@@ -69,7 +69,9 @@ async def cluster(
             others = [f"@{o.name}={o.ip}:{o.ports['mesh']}" for o in made.nodes if o is not node]
             node.write_settings(others, SHORT_HOLDS)
             told = (node.config / "pairmesh.toml").read_text()
-            (node.config / "pairmesh.toml").write_text(told.replace('"memory.full" = "off"\n', ""))
+            (node.config / "pairmesh.toml").write_text(
+                told.replace('"memory.full" = "off"\n', "").replace('nvml = "off"', 'nvml = "auto"')
+            )
             node.write_endpoint(engine, jit_load=False)
         await asyncio.gather(*(node.start() for node in made.nodes))
         await pair(made.nodes)

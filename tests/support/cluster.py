@@ -104,7 +104,7 @@ class Node:
             f'[ingress]\nlisten = "{listen["ingress"]}"\n'
             f'[admin]\nlisten = "{listen["admin"]}"\n'
             f"[engines]\nautodetect = false\n"
-            f"[sampling.pressure]\n{off}\n{extra}"
+            f'[sampling]\nnvml = "off"\n[sampling.pressure]\n{off}\n{extra}'
         )
 
     def write_endpoint(

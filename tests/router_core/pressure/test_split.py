@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.pressure.samples import CpuTimes, EngineCgroup, HostSample, Status, measured
-from router_core.pressure.split import CpuSplit
+from router_core.pressure.split import Cooldown, CpuSplit
 from tests.support.host_samples import host
 
 
@@ -106,3 +106,35 @@ def test_external_is_between_nothing_and_all_that_is_busy(cores: float, own: flo
         split.fold(busy(second, cores, own=own, engine=engine), engines_up=1)
     assert split.external_pct.value is not None
     assert 0 <= split.external_pct.value <= cores / 8 * 100 + 1e-6
+
+
+def test_a_load_cools_down_for_fifteen_seconds_after_its_end_or_after_a_model_came_or_went() -> None:
+    cooldown, none, tiny = Cooldown(), frozenset[tuple[str, str]](), frozenset({("llama", "tiny")})
+    assert not cooldown.fold(False, none, 0)
+    assert cooldown.fold(True, none, 1_000)
+    assert cooldown.fold(False, none, 15_999)
+    assert not cooldown.fold(False, none, 16_000)
+    assert cooldown.fold(False, tiny, 20_000)
+    assert not cooldown.fold(False, tiny, 35_000)
+    assert cooldown.fold(False, none, 36_000)
+    assert not cooldown.fold(False, none, 51_000)
+
+
+def test_what_is_in_memory_at_first_is_no_load() -> None:
+    assert not Cooldown().fold(False, frozenset({("llama", "tiny")}), 0)
+
+
+def test_the_smoothed_external_share_follows_slowly() -> None:
+    split, busy_s = CpuSplit(), 0.0
+    means = []
+    for second in range(1, 6):
+        busy_s += 8.0 if second == 3 else 0.0
+        split.fold(
+            host(
+                second * 1_000,
+                cpu_times=measured(CpuTimes(busy=(busy_s,), idle=8 * second - busy_s), second * 1_000),
+            ),
+            engines_up=0,
+        )
+        means.append(split.external_mean_pct.value)
+    assert means == [None, 0.0, pytest.approx(35), pytest.approx(22.75), pytest.approx(14.7875)]

@@ -73,7 +73,7 @@ class NodeProc(Node):
         (self.config / "pairmesh.toml").write_text(
             f'name = "{self.name}"\n[mesh]\npeers = [{listed}]\nbackoff_max_s = 3\ngone_min_s = 20\n'
             "gone_redial_s = 5\naudit_s = 10\naudit_far_s = 30\n"
-            f"[engines]\nautodetect = false\n[sampling.pressure]\n{off}\n"
+            f'[engines]\nautodetect = false\n[sampling]\nnvml = "off"\n[sampling.pressure]\n{off}\n'
         )
 
     async def give_engine(self, *, slots: int = 8, first_byte_ms: int = 0, max_queue: int = 64) -> Engine:
