@@ -233,8 +233,7 @@ class Supervisor:
     def _stop(self, cause: Cause, now: int) -> list[Action]:
         """A process that answers is asked first, one that does not is terminated; then patience, then SIGKILL."""
         times = self._times
-        if self.state is ProbeState.READY and now - self._ready_ms >= times.well_ms:
-            self._failures = 0
+        self._forgive(now)
         self.cause = cause
         asked: list[tuple[Action, int]] = [(Quit(), times.quit_ms), (Terminate(), times.grace_ms)]
         if cause is Cause.HANG:
@@ -243,6 +242,12 @@ class Supervisor:
         self._then = ProbeState.BACKOFF
         changed = self._to(ProbeState.STOPPING)
         return [*changed, *self._next_step(now)]
+
+    def _forgive(self, now: int) -> None:
+        """After a good while earlier failures no longer lengthen the wait."""
+        served = self.state in (ProbeState.READY, ProbeState.HUNG)
+        if served and now - self._ready_ms >= self._times.well_ms:
+            self._failures = 0
 
     def _end(self, now: int) -> list[Action]:
         times = self._times
@@ -270,8 +275,7 @@ class Supervisor:
         if self._then is ProbeState.ENDED:
             return self._to(ProbeState.ENDED)
         if self._serving():
-            if self.state is ProbeState.READY and now - self._ready_ms >= self._times.well_ms:
-                self._failures = 0
+            self._forgive(now)
             self.cause = Cause.CRASH
         cause = self.cause or Cause.CRASH
         if cause is not Cause.RECYCLE:

@@ -148,6 +148,18 @@ async def test_own_work_alone_never_takes_a_node_out(cluster: Cluster, fake: Fak
     fake.write(IDLE)
 
 
+async def test_whoever_looks_at_the_metrics_asks_no_driver(cluster: Cluster, fake: FakeDriver) -> None:
+    before = reads_of(fake)
+    async with aiohttp.ClientSession() as session:
+        for _ in range(100):
+            async with session.get(f"{cluster['beta'].admin}/metrics") as reply:
+                assert reply.status == 200
+                await reply.read()
+    calls = fake.calls()
+    assert reads_of(fake) - before < 50, "one read a second, whoever looks"
+    assert calls["nvmlInitWithFlags"] == 1
+
+
 async def test_a_lost_gpu_takes_the_endpoint_out(cluster: Cluster, fake: FakeDriver) -> None:
     fake.write(LOST)
     await until_served_by(cluster, "alpha", ("pressure", "gpu"))

@@ -49,6 +49,7 @@ class Cards:
         self.state = GpuState.OK
         self.seen: list[DriverSeen] = []
         self.asked = 0
+        self.answers = True
         self.closed = False
 
     @property
@@ -60,7 +61,8 @@ class Cards:
 
     def ask(self, answered: Callable[[], None]) -> None:
         self.asked += 1
-        answered()
+        if self.answers:
+            answered()
 
     def samples(self, _host: HostSample | None) -> tuple[GpuSample, ...]:
         now = self.clock.boot_ms()
@@ -296,6 +298,17 @@ async def test_gpus_are_asked_every_tick_published_with_their_level_and_closed_a
         assert [s.level for s in desk.last.resources if s.code is ResourceCode.GPU_TIME] == [Level.HIGH]
         assert any(urgent for _, urgent in desk.published[-3:])
     assert cards.closed
+
+
+async def test_a_gpu_that_hangs_never_holds_up_a_tick(tmp_path: Path) -> None:
+    cards = Cards(Shifted())
+    desk = Desk(tmp_path, gpus=cards)
+    async with desk.running():
+        cards.outstanding = True
+        cards.answers = False
+        seen, read = len(desk.published), len(desk.asked)
+        await until(lambda: len(desk.published) > seen + 5)
+        assert len(desk.asked) > read + 3, "the host is read on as well"
 
 
 async def test_own_work_between_two_ticks_is_never_taken_for_somebody_elses(tmp_path: Path) -> None:

@@ -113,6 +113,19 @@ def test_a_hung_call_is_terminated_before_it_is_killed_and_tried_again_later() -
     assert (run.state, run.drain()) == (STARTING, ["Start"])
 
 
+def test_a_hang_after_ten_good_minutes_waits_no_longer_than_the_first() -> None:
+    run = Run()
+    run.tell(SEEN)
+    for _ in range(3):
+        run.tell(HELLO)
+        run.wait(600_000)
+        run.tell(states.Asked(2_000))
+        run.wait(10_000)
+        run.tell(states.Exited())
+        assert run.machine.deadline == run.now + 5_000
+        run.wait(5_000)
+
+
 def test_no_second_process_is_started_beside_one_that_cannot_die() -> None:
     run = ready()
     run.tell(states.Asked(2_000))
