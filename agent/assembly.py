@@ -225,6 +225,7 @@ class Assembly:
             profiles=self.profiles,
             policy=self.policy,
             live=Live(ledger=self.ledger, breakers=self.breakers, suspects=self.suspects),
+            reborn=self.breakers.reborn,
             clock=clock,
         )
         self.learning = Learning(

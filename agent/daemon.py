@@ -32,6 +32,8 @@ LEAVE_MS = 700
 STORE_MS = 1_500
 STALE_MS = 20_000
 GOODBYE_MS = 500
+FIRST_LOOK_MS = 500
+"""How long the first statement waits for the engines, so that it names their models: the next S is a second away."""
 
 
 def run(
@@ -115,6 +117,9 @@ class Daemon:
         except OSError as fault:
             raise refusal("admin.listen", settings.admin, fault) from None
         node.engines.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_MS / 1_000):
+                await node.engines.looked()
         node.speaking.speak()
         for listener in node.listeners:
             listener.start()

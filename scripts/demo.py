@@ -304,7 +304,10 @@ async def show_residency(cluster: Cluster, summary: Summary) -> None:
 
 
 async def routable(watcher: Node, name: str) -> bool:
-    return bool((await watcher.members())[name]["routable"])
+    member = (await watcher.members())[name]
+    return bool(member["routable"]) and any(
+        engine["state"] == "ready" and engine["models"] for engine in member["engines"]
+    )
 
 
 async def kill_and_return(cluster: Cluster, summary: Summary) -> None:

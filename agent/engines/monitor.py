@@ -91,6 +91,8 @@ class EndpointMonitor:
         self._adapter: EngineAdapter | None = None
         self._listener: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self.looked = asyncio.Event()
+        """Set after the first look, whatever it found."""
         self._in_flight = 0
         self._waiting: dict[str, list[int]] = {}
         self._worked_ms = clock.boot_ms()
@@ -118,6 +120,7 @@ class EndpointMonitor:
             while self._signs.refusal is None:
                 await self._step()
                 self._publish()
+                self.looked.set()
                 if self._signs.refusal is None:
                     await self._pause()
         finally:

@@ -63,6 +63,11 @@ class EngineWatch:
         if self._ports:
             self._tasks.spawn(self._detect(), "engine detection")
 
+    async def looked(self) -> None:
+        """Wait until every endpoint of a manifest was looked at once, whatever that found."""
+        for monitor in tuple(self._monitors.values()):
+            await monitor.looked.wait()
+
     async def aclose(self) -> None:
         """Stop watching and close every connection."""
         await self._tasks.aclose()

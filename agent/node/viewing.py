@@ -3,11 +3,11 @@
 The only writer of the board. The fleet (rows ready to be scored) is rebuilt with each view, never per request.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.board import Board
 from agent.effects.clock import Clock
-from router_core.ids import Id16, MeshId
+from router_core.ids import Id16, MeshId, NodeId
 from router_core.placement.fleet import Live, fold_fleet
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
@@ -17,7 +17,8 @@ from router_core.view.fold import fold
 
 
 class Viewing:
-    """Folds and publishes. ``fleet`` is of the board's current view."""
+    """Folds and publishes. ``fleet`` is of the board's current view; ``reborn`` hears of every node that answers in a
+    new process life."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Viewing:
         profiles: Profiles,
         policy: PlacementPolicy,
         live: Live,
+        reborn: Callable[[NodeId], None],
         clock: Clock,
     ) -> None:
         self._board = board
@@ -35,6 +37,7 @@ class Viewing:
         self._profiles = profiles
         self._policy = policy
         self._live = live
+        self._reborn = reborn
         self._clock = clock
         self._said = 0
         self.fleet = fold_fleet(None, board.current, profiles, policy, live, clock.boot_ms())
@@ -46,7 +49,13 @@ class Viewing:
 
     def heard(self, changes: Iterable[ViewChange]) -> None:
         """The mesh's picture of other nodes changed."""
+        changes = tuple(changes)
+        before = self._board.current.nodes
         self._publish(changes)
+        for change in changes:
+            node, old = self._board.current.nodes.get(change.origin), before.get(change.origin)
+            if node is not None and change.confirmed and (old is None or old.epoch < node.epoch):
+                self._reborn(node.node_id)
 
     def said(self, static: Static, volatile: Volatile, due_ms: int) -> None:
         """This node's own newest statement; it is true here before anybody else hears it."""

@@ -7,6 +7,7 @@ ever moves later: a fault that arrives late from an older attempt never brings t
 from collections import deque
 from enum import IntEnum
 
+from router_core.ids import NodeId
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
@@ -133,6 +134,11 @@ class Breakers:
     def succeeded(self, endpoint: Endpoint, now: int) -> None:
         if (breaker := self._of.get(endpoint)) is not None:
             breaker.succeeded(now)
+
+    def reborn(self, node: NodeId) -> None:
+        """A new process answers for ``node``: what is held against its endpoints was about one that is gone."""
+        for endpoint in [known for known in self._of if known.partition("/")[0] == node]:
+            del self._of[endpoint]
 
     def failed(self, endpoint: Endpoint, now: int, *, connection_refused: bool = False) -> None:
         breaker = self._of.get(endpoint)

@@ -27,6 +27,8 @@ async def stream(
     try:
         async with session.post(url, json=body, headers=hints) as reply:
             told["status"], told["node"] = reply.status, reply.headers.get("x-pairmesh-node")
+            told["reason"] = reply.headers.get("x-pairmesh-reason")
+            told["decision"] = reply.headers.get("x-pairmesh-decision-id")
             async for line in reply.content:
                 if line.startswith(b"data: [DONE]"):
                     told["done"] = True
@@ -81,16 +83,23 @@ async def test_a_node_killed_while_it_serves_loses_nothing_that_had_not_begun(cl
 
         await wait_for(gone, 10, "beta left the candidates")
         after = await asyncio.gather(*(stream(session, cluster, 4, {}) for _ in range(4)))
+        refused = [
+            await alpha.get(f"/v1/decisions/{one['decision']}") for one in after if one["status"] != 200
+        ]
+        assert refused == []
         assert {(answer["status"], answer["node"]) for answer in after} == {(200, "@alpha/llama")}
 
         await beta.start()
 
         async def back() -> bool:
-            return bool((await alpha.members())["beta"]["routable"])
+            member = (await alpha.members())["beta"]
+            return bool(member["routable"]) and any(engine["models"] for engine in member["engines"])
 
         await wait_for(back, 10, "beta is a candidate again")
         again = await stream(session, cluster, 4, {"x-pairmesh-require": "node=@beta"})
-        assert (again["status"], again["node"]) == (200, "@beta/llama")
+        record = await alpha.get(f"/v1/decisions/{again['decision']}")
+        assert again["status"] == 200, record["excluded"]
+        assert again["node"] == "@beta/llama"
 
 
 async def test_a_removed_node_is_refused_from_then_on(cluster: Cluster) -> None:

@@ -195,6 +195,7 @@ class World:
             profiles=self.profiles,
             policy=self.policy,
             live=Live(ledger=self.ledger, breakers=self.breakers, suspects=self.suspects),
+            reborn=self.breakers.reborn,
             clock=self.clock,
         )
         self.kept = Kept()
@@ -231,19 +232,24 @@ class World:
         """A member's newest records arrive."""
         if id16(name) not in self._members:
             self.admit(*(member.name for member in self._members.values()), name)
-        state = over.pop("state", Liveness.FRESH)
+        state, epoch = over.pop("state", Liveness.FRESH), over.pop("epoch", 1)
         static, volatile = stated(*endpoints, **over)
-        self.hear(name, static, volatile, state)
+        self.hear(name, static, volatile, state, epoch)
 
     def hear(
-        self, name: str, static: Static | None, volatile: Volatile | None, state: Liveness = Liveness.FRESH
+        self,
+        name: str,
+        static: Static | None,
+        volatile: Volatile | None,
+        state: Liveness = Liveness.FRESH,
+        epoch: int = 1,
     ) -> None:
         self._seq += 1
         change = ViewChange(
             origin=id16(name),
             state=state,
             confirmed=True,
-            epoch=1,
+            epoch=epoch,
             inst=1,
             seq=self._seq,
             mono_ms=self.clock.now,

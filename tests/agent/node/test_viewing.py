@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.relay.ports import Turned
+from router_core.exchange.breaker import BreakerState
 from router_core.record.membership import Liveness
 from router_core.record.state import (
     Dispatch,
@@ -214,6 +215,19 @@ def test_who_is_gone_offers_nothing(state: Liveness) -> None:
     world.peer("beta", an_endpoint())
     world.peer("beta", an_endpoint(), state=state)
     assert world.viewing.fleet.rows == ()
+
+
+def test_a_restarted_node_is_not_held_to_the_faults_of_its_former_process() -> None:
+    world = World()
+    world.peer("beta", an_endpoint())
+    world.peer("gamma", an_endpoint())
+    for name in ("beta", "gamma"):
+        world.breakers.failed(key_of(name), world.clock.now, connection_refused=True)
+    world.peer("beta", an_endpoint())
+    assert world.breakers.state(key_of("beta"), world.clock.now) is BreakerState.OPEN
+    world.peer("beta", an_endpoint(), epoch=2)
+    assert world.breakers.state(key_of("beta"), world.clock.now) is BreakerState.CLOSED
+    assert world.breakers.state(key_of("gamma"), world.clock.now) is BreakerState.OPEN
 
 
 def test_own_word_is_believed_before_anybody_else_hears_it() -> None:
