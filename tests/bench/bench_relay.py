@@ -279,9 +279,9 @@ async def beside_peers(folder: Path, seconds: float) -> Rounds:
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(peers.nginx(ANSWER, MODELS, folder))
         subjects = {"direct": ports[0]}
-        for name in peers.PEERS:
+        for name, of in peers.PEERS.items():
             try:
-                subjects[name] = stack.enter_context(peers.peer(name, ports, folder, BODY))
+                subjects[name] = stack.enter_context(peers.peer(name, of, ports, folder, BODY))
             except peers.Absent as why:
                 print(f"{name} is not measured, its gate did not run: {why}", file=sys.stderr)
         async with daemon(ports, folder / "node") as port:

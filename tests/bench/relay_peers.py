@@ -82,7 +82,10 @@ def haproxy(upstreams: Sequence[str], port: int, folder: Path) -> list[str]:
     return [program("haproxy"), "-f", str(config)]
 
 
-PEERS: dict[str, Callable[[Sequence[str], int, Path], list[str]]] = {
+Command = Callable[[Sequence[str], int, Path], list[str]]
+"""The command of a peer, of its upstreams' URLs, its port, and a folder to write settings to."""
+
+PEERS: dict[str, Command] = {
     "vllm-router": vllm_router,
     "smg": smg,
     "haproxy": haproxy,
@@ -90,10 +93,10 @@ PEERS: dict[str, Callable[[Sequence[str], int, Path], list[str]]] = {
 
 
 @contextlib.contextmanager
-def peer(name: str, ports: Sequence[int], folder: Path, probe: bytes) -> Iterator[int]:
+def peer(name: str, of: Command, ports: Sequence[int], folder: Path, probe: bytes) -> Iterator[int]:
     """The port of a running peer before the upstreams at ``ports``; raises ``Absent``."""
     port = free_port("127.0.0.1")
-    command = PEERS[name]([f"http://127.0.0.1:{upstream}" for upstream in ports], port, folder)
+    command = of([f"http://127.0.0.1:{upstream}" for upstream in ports], port, folder)
     with _running(command, folder / f"{name}.log") as process:
         _await(process, f"http://127.0.0.1:{port}{CHAT}", probe, name)
         yield port
