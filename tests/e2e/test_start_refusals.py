@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Node
+from tests.support.cluster import Node, pair, wait_for
 
 REFUSED = 78
 
@@ -83,8 +83,6 @@ async def test_a_corrupt_roster_file_is_set_aside_and_the_node_starts_with_the_r
     other.write_settings([])
     for one in (node, other):
         await one.start()
-    from tests.support.cluster import pair
-
     await pair([node, other])
     assert "other" in await node.members()
     await node.term()
@@ -111,10 +109,18 @@ async def test_a_bad_manifest_disables_that_endpoint_alone_and_is_shown(node: No
 
 
 async def test_every_restart_raises_the_epoch(node: Node) -> None:
-    epochs = []
+    epochs: list[int] = []
+    kept = b""
+
+    async def stored() -> bool:
+        file = node.state / "epoch"
+        return file.exists() and file.read_bytes() != kept
+
     for end in (node.term, node.kill, node.term):
         await node.start()
+        await wait_for(stored, 10, "the epoch of this process life is on disk")
         epochs.append((await node.get("/v1/status"))["own"]["epoch"])
+        kept = (node.state / "epoch").read_bytes()
         await end()
     assert epochs == sorted(set(epochs))
 
