@@ -196,8 +196,10 @@ class _Judged:
         hit = 0 if self._pin is None else _hit(row, self._pin, need.prompt)
         est = estimate(row, need, work_s, in_flight, age_ms, owed_s, hit)
         if now + 1000.0 * est.ttft > need.until_ms:
-            self._exclude(row, Reason.DEADLINE)
-            return
+            guessed_s = owed_s * (1.0 - 1.0 / self._fleet.m_r) / row.k
+            if now + 1000.0 * (est.ttft - guessed_s) > need.until_ms:
+                self._exclude(row, Reason.DEADLINE)
+                return
         if self._repeated and (row.key in need.tried or row.key in need.refused):
             self._exclude(row, Reason.TRIED if row.key in need.tried else Reason.REFUSED)
             return

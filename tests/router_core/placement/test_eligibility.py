@@ -238,3 +238,14 @@ def test_no_row_at_all_is_an_absent_model():
     decision = decided(a_request(), a_fleet())
     assert (decision.reason, decision.reason.status) == (Reason.MODEL_ABSENT, 404)
     assert decision.retry_after_s is None
+
+
+def test_what_other_routers_might_have_sent_moves_a_rank_but_misses_no_deadline():
+    ledger = a_ledger()
+    row = a_row(slots=4, k=1)
+    ledger.reserve(a_choice(row, prefill_s=1.0, decode_s=1.0), NOW)
+    fleet = a_fleet(row, live=Live(ledger=ledger), m_r=8.0)
+    ahead_s = decided(a_request(), fleet).record.candidates[0].est.wait
+    assert ahead_s == pytest.approx(16.0)
+    assert decided(a_request(hints=Hints(deadline_ms=6_000)), fleet).action is Action.ROUTE
+    assert decided(a_request(hints=Hints(deadline_ms=1_000)), fleet).reason is Reason.DEADLINE
