@@ -113,8 +113,8 @@ def captured(log: Log, least: Severity = Severity.INFO) -> Iterator[None]:
     finally:
         warnings.showwarning = show
         sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
-        for logger, handlers, propagate, level in before:
+        for logger, handlers, propagate, threshold in before:
             logger.handlers[:] = handlers
             logger.propagate = propagate
-            logger.setLevel(level)
+            logger.setLevel(threshold)
         log.flush()
