@@ -4,10 +4,12 @@ A socket that might be on its way to be closed is given up rather than used. Ref
 """
 
 import asyncio
+import contextlib
 import ssl
 
 from agent.relay.accept import keep_watch
 from agent.relay.upstream import Options, Target, UpstreamConnection
+from router_core import limits
 from router_core.exchange.failure import Cause
 
 
@@ -26,6 +28,7 @@ class Pool:
         self._loop = loop
         self._idle: dict[Target, list[UpstreamConnection]] = {}
         self._open: dict[Target, int] = {}
+        self._turns: dict[Target, asyncio.Semaphore] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._shut = False
 
@@ -49,19 +52,26 @@ class Pool:
         return None
 
     async def connect(self, target: Target, options: Options) -> UpstreamConnection:
-        """A fresh connection; raises ``ConnectFailed``. How long it may take is the caller's business."""
+        """A fresh connection; raises ``ConnectFailed``. How long it may take is the caller's business.
+
+        Few TLS handshakes run with one peer at a time: more at once are what it refuses to strangers.
+        """
         if self._open.get(target, 0) >= options.most:
             raise ConnectFailed(Cause.POOL_FULL)
         self._open[target] = self._open.get(target, 0) + 1
         connection = UpstreamConnection(self, target, options)
+        turn: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        if options.context is not None:
+            turn = self._turns.setdefault(target, asyncio.Semaphore(limits.HANDSHAKES_TO_PEER))
         try:
-            transport, _ = await self._loop.create_connection(
-                lambda: connection,
-                target.ip,
-                target.port,
-                ssl=options.context,
-                server_hostname=options.server_name,
-            )
+            async with turn:
+                transport, _ = await self._loop.create_connection(
+                    lambda: connection,
+                    target.ip,
+                    target.port,
+                    ssl=options.context,
+                    server_hostname=options.server_name,
+                )
         except BaseException as exc:
             self._closed(connection)
             if isinstance(exc, OSError):
@@ -115,6 +125,7 @@ class Pool:
             self._open[target] = left
         else:
             self._open.pop(target, None)
+            self._turns.pop(target, None)
 
     def _sweep(self) -> None:
         now = self.now_ms()
