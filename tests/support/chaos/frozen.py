@@ -25,7 +25,8 @@ RATIO_MOST = 2.1
 WARM_UPS = 2
 FREEZE_AT = 0.3
 """When the victim stops, as a share of the undisturbed time."""
-WARM_TOKENS = 40
+WARM_CHATS = 8
+"""Warm-ups stream: speeds and lengths are learned from streams."""
 OUT_S = 6.0
 """A silent node is out of the candidates within this time."""
 
@@ -53,7 +54,7 @@ def span(lines: list[dict[str, Any]]) -> float:
 async def freeze_one(mesh: Mesh, *, at: str, victim: str, tokens: int) -> Frozen:
     """Send the chats twice to ``at``: undisturbed, and with ``victim`` stopped in mid-run. It stays stopped."""
     for _ in range(WARM_UPS):
-        await mesh.burst(at, CHATS, tokens=WARM_TOKENS)
+        await mesh.burst(at, WARM_CHATS, tokens=tokens, stream_share=1.0)
     await mesh.quiet()
     healthy = await mesh.burst(at, CHATS, tokens=tokens, timeout_s=300.0)
     await mesh.quiet()
