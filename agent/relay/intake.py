@@ -16,6 +16,10 @@ _CONTROLS: Final = bytes(range(9)) + b"\x0b\x0c" + bytes(range(14, 32)) + b"\x7f
 _ONCE: Final = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"content-type", b"expect", b"upgrade"}
 )
+_JUDGED: Final = frozenset(
+    {b"via", b"origin", b"referer", b"cookie", b"content-encoding", b"sec-fetch-site", b"sec-fetch-mode"}
+)
+"""What a listener refuses requests by: nominating it must not hide it."""
 _CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 _BODY_OVERHEAD: Final = limits.REQUEST_HEAD
 """Framing bytes (chunk heads, extensions, trailers) that a chunked body may spend without body bytes."""
@@ -168,6 +172,9 @@ class HeadReader:
                 return "expectation"
             request.expects = request.http11
         request.close = not request.http11 or b"close" in tokens or upgrade is not None
+        if tokens:
+            tokens -= _JUDGED
+            request.headers = [field for field in request.headers if field[0] not in tokens]
         return None
 
 

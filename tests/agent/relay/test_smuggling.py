@@ -17,7 +17,7 @@ from agent.relay.front import Client as Connection
 from agent.relay.headers import Dates, engine_head, passed_up
 from agent.relay.intake import Request
 from agent.relay.listener import ServerConnection
-from tests.agent.relay.client import BODY, CHAT, Client
+from tests.agent.relay.client import BODY, CHAT, Client, ask
 from tests.agent.relay.corpus import ALL, CHUNKED, HOST, LAST, LENGTH, SERVED, TE, TYPE, Case, head
 from tests.agent.relay.rig import Relay, running
 from tests.agent.relay.test_ingress import ROUTE, ingress
@@ -128,6 +128,29 @@ async def test_exactly_one_request_or_none_leaves_the_ingress(tmp_path: Path) ->
             except AssertionError as wrong:
                 raise AssertionError(f"{name}: {wrong}") from wrong
         peer.assert_idle()
+
+
+@pytest.mark.threat("T33")
+async def test_what_connection_nominates_is_not_heard_of_again() -> None:
+    sent = b"X-Request-Id: theirs\r\nX-Pairmesh-Prefer: @n\r\nX-Session-Id: s\r\nAccept: text/plain\r\n"
+    nominated = (
+        b"Connection: keep-alive, X-Request-Id, accept\r\nConnection: x-pairmesh-prefer , X-Session-Id\r\n"
+    )
+    async with Recorder() as up, running(up.port) as relay:
+        await ask(relay.port, at_api(head(LENGTH, nominated, sent, body=BODY), relay.port))
+        request = up.requests[0]
+        assert request.value(b"accept") is None
+        assert request.value(b"x-request-id") not in (None, b"theirs")
+        assert relay.fleet.asked[0].headers == ()
+
+
+@pytest.mark.threat("T36")
+async def test_nominating_an_origin_does_not_hide_it() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        hidden = b"Connection: Origin\r\nOrigin: http://evil.example\r\n"
+        heard = await ask(relay.port, at_api(head(LENGTH, hidden, body=BODY), relay.port))
+        assert heard.status == 403
+        assert up.requests == []
 
 
 async def test_requests_sent_at_once_are_answered_one_by_one_in_their_order() -> None:
