@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chaos import namespaces
+from tests.support.chaos.run import Run
 
 HERE = Path(__file__).parent
 FORBIDDEN = frozenset(
@@ -39,3 +40,20 @@ def test_only_names_of_chaos_runs_have_an_owner() -> None:
     for name in ("eth0", "pmc-x-a", "docker", "pmc-42"):
         with pytest.raises(ValueError, match="not a name"):
             namespaces.owner_of(name)
+
+
+@pytest.mark.chaos
+def test_what_a_dead_run_left_is_removed_and_what_a_living_one_uses_is_not(run: Run, tmp_path: Path) -> None:
+    dead = next(pid for pid in range(4_194_303, 0, -1) if not namespaces.alive(pid))
+    left = f"pmc-{dead}-left"
+    namespaces.sh("ip", "netns", "add", left)
+    namespaces.sh("mount", "-t", "tmpfs", left, str(tmp_path))
+    used = namespaces.make_namespace("used")
+    try:
+        assert namespaces.reap() == [left]
+        assert left not in namespaces.namespaces()
+        assert used in namespaces.namespaces()
+        assert str(tmp_path) not in dict(map(reversed, namespaces.mounts()))
+        assert f"namespace {used}" in run.leftovers()
+    finally:
+        namespaces.remove_namespace(used)
