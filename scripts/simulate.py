@@ -1,4 +1,4 @@
-"""The command line of the simulator: seeds under random faults, and figures of calm meshes."""
+"""The command line of the simulator: meshes under random faults, and placement policies compared on traces."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from router_core.sim.report import Figures, SeedReport, measure, run_seed
+from scripts import simulate_placement
 
 SEEDS = 100
 LONG_SEEDS = 2_000
@@ -27,13 +28,22 @@ LIMITS = {"age_p99_ms": 1_600, "crash_suspect_ms": 2_000}
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
-    parser.add_argument("what", choices=["mesh"])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    add_mesh_arguments(verbs.add_parser("mesh", help="seeds under random faults, and figures of calm meshes"))
+    simulate_placement.add_arguments(verbs.add_parser("placement", help="placement policies compared"))
+    args = parser.parse_args()
+    return simulate_placement.main(args) if args.verb == "placement" else simulate_mesh(args)
+
+
+def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="one history")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many histories ({SEEDS})")
     parser.add_argument("--nodes", type=int, help="hosts in each (3..8, by seed)")
     parser.add_argument("--long", action="store_true", help=f"{LONG_SEEDS} histories")
     parser.add_argument("--json", action="store_true", help="one object a line")
-    args = parser.parse_args()
+
+
+def simulate_mesh(args: argparse.Namespace) -> int:
     if args.seed is not None:
         return 1 if show_seed(run_seed(args.seed, nodes=args.nodes), args.json) else 0
     broken = 0

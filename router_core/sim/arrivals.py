@@ -129,10 +129,13 @@ def mixed(
     return found
 
 
-def at_once(count: int, length: Length, model: str, router: int = 0) -> list[Arrival]:
-    """``count`` equal requests at one moment at one router."""
-    one = Arrival(at_ms=0, router=router, model=model, prompt=length.prompt, output=length.output)
-    return [one] * count
+def at_once(count: int, length: Length, model: str, before: int = 0, every_s: float = 0.0) -> list[Arrival]:
+    """``count`` equal requests at one moment at the first router, after ``before`` single ones, ``every_s`` apart."""
+    moments = [round(1000.0 * every_s * min(number, before)) for number in range(before + count)]
+    return [
+        Arrival(at_ms=at_ms, router=0, model=model, prompt=length.prompt, output=length.output)
+        for at_ms in moments
+    ]
 
 
 def chat_lengths(rng: Random, count: int = 4_000) -> list[Length]:
@@ -167,6 +170,25 @@ def code_lengths(rng: Random, count: int = 4_000) -> list[Length]:
                 )
             )
     return found[:count]
+
+
+def conversation_lengths(rng: Random, count: int = 3_000) -> list[Length]:
+    """Built-in conversations: each turn's prompt is all of the last turn and some more, 512 tokens a block; block 0 is
+    what all of them share, block 1 tells which conversation it is."""
+    talks: list[list[int]] = []
+    found, at_s, fresh = [], 0.0, 1
+    for _ in range(count):
+        at_s += rng.expovariate(3.0)
+        if len(talks) < 12 or rng.random() < 0.2:
+            talks.append([0])
+            talks = talks[-40:]
+        blocks = rng.choice(talks)
+        for _ in range(rng.randint(1, 6)):
+            blocks.append(fresh)
+            fresh += 1
+        output = min(1_200, round(rng.lognormvariate(math.log(300), 0.5)) + 1)
+        found.append(Length(prompt=512 * len(blocks), output=output, at_s=at_s, blocks=tuple(blocks)))
+    return found
 
 
 def bursty_clients(rng: Random, count: int = 24) -> list[Client]:

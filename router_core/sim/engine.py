@@ -8,9 +8,10 @@ routers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core.sim.timeline import Timeline
 
@@ -21,6 +22,7 @@ _WEIGHTS_MARGIN = 1.05
 _RELOAD_GAIN = 1.6
 _RELOAD_MS = 3_600_000
 _DONE = 1e-6
+_STEP_MS = 10_000
 
 
 class ModelSpec(Struct, frozen=True, gc=False, kw_only=True):
@@ -174,21 +176,22 @@ class Engine:
     def _start(self) -> None:
         now = self._timeline.now
         waiting: list[Job] = []
-        blocked = False
-        for job in self.queue:
-            if blocked or len(self.running) >= self.spec.slots:
-                waiting.append(job)
-            elif job.model in self.resident:
+        for place, job in enumerate(self.queue):
+            if len(self.running) >= self.spec.slots:
+                waiting += self.queue[place:]
+                break
+            if job.model in self.resident:
                 self.resident[job.model] = now
                 job.started_ms = now
                 job.computed = max(1, job.prompt - self._hit(job.blocks))
                 job.prefill_left, job.decode_left = float(job.computed), max(0.0, job.output - 1.0)
                 self.running.append(job)
-            else:
-                waiting.append(job)
-                job.cold = True
-                if self.loading is None:
-                    blocked = not self._load(job.model)
+                continue
+            job.cold = True
+            if self.loading is None and not self._load(job.model):
+                waiting += self.queue[place:]
+                break
+            waiting.append(job)
         self.queue = waiting
 
     def _load(self, name: str) -> bool:
@@ -306,25 +309,29 @@ def _nothing() -> None:
     return None
 
 
-def capacity_rps(spec: EngineSpec, model: str, lengths: Iterable[tuple[int, int]]) -> float:
-    """Requests per second that the engine sustains when it never runs out of these (prompt, output) requests."""
+def capacity_rps(spec: EngineSpec, work: Sequence[tuple[str, int, int]]) -> float:
+    """Requests per second that the engine sustains when it never runs out of these (model, prompt, output) requests and
+    every model is in memory."""
     timeline = Timeline()
-    engine = Engine(timeline, spec, resident=(model,))
+    boundless = replace(spec, memory_bytes=sum(model.need_bytes for model in spec.models))
+    engine = Engine(timeline, boundless, resident=[model.name for model in spec.models])
+    left = iter(work)
     ended: list[int] = []
-    for prompt, output in lengths:
-        engine.submit(
-            Job(
-                model=model,
-                prompt=prompt,
-                output=output,
-                on_first=_nothing,
-                on_end=lambda: ended.append(timeline.now),
-            )
-        )
-    whole = len(engine.queue) + len(engine.running)
-    until = 0
-    while len(ended) < whole:
-        until += 60_000
-        timeline.run_until(until)
-    kept = ended[: max(1, whole - spec.slots)]
-    return 1000.0 * len(kept) / max(1, kept[-1])
+    until: list[int] = []
+
+    def feed() -> None:
+        one = next(left, None)
+        if one is None:
+            until.append(timeline.now)
+            return
+        engine.submit(Job(model=one[0], prompt=one[1], output=one[2], on_first=_nothing, on_end=end))
+
+    def end() -> None:
+        ended.append(timeline.now)
+        feed()
+
+    for _ in range(2 * spec.slots):
+        feed()
+    while not until:
+        timeline.run_until(timeline.now + _STEP_MS)
+    return 1000.0 * sum(at <= until[0] for at in ended) / max(1, until[0])

@@ -23,6 +23,7 @@ from router_core.sim.timeline import Timeline
 
 DRAIN_MS = 4 * 3_600_000
 _STATIC_MS = 30_000
+_LEAD_PERIODS = 3
 _URGENT_BURST = 5
 _URGENT_MS = 500
 _BYTES_PER_TOKEN = (3.2, 4.4)
@@ -117,7 +118,7 @@ class FleetWorld:
             self.timeline.at(self.rng.randrange(self.wire.period_ms), self._ticking(index))
             if self.wire.urgent:
                 self.nodes[index].engine.changed = self._watching(index)
-        lead_ms = 2 * self.wire.record_ms
+        lead_ms = _LEAD_PERIODS * self.wire.period_ms
         for number, arrival in enumerate(arrivals):
             shifted = Arrival(
                 at_ms=arrival.at_ms + lead_ms,

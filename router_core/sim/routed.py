@@ -5,6 +5,7 @@ breaker, and what an ended attempt teaches: all as the daemon wires it. A client
 ``Retry-After`` comes back, and its waiting counts. Refuses to know how a choice is made.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Protocol
@@ -43,15 +44,25 @@ class Decider(Protocol):
 
 
 class Routed:
-    """A dispatch: one decider for each router."""
+    """A dispatch: one decider for each router. ``on_choice`` hears of each decision before it is made, ``on_settled``
+    of each request that has ended."""
 
-    def __init__(self, world: FleetWorld, deciders: list[Decider]) -> None:
+    def __init__(
+        self,
+        world: FleetWorld,
+        deciders: Sequence[Decider],
+        *,
+        on_choice: Callable[[Ask], None] | None = None,
+        on_settled: Callable[[Ask], None] | None = None,
+    ) -> None:
         self.world = world
         self.deciders = deciders
+        self.on_choice = on_choice or _unheard
+        self.on_settled = on_settled or _unheard
 
     def start(self, ask: Ask) -> None:
         """A request has arrived at its client's router."""
-        _Flight(self.world, self.deciders[ask.arrival.router], ask).begin()
+        _Flight(self, ask).begin()
 
 
 class _Attempt(Struct, gc=False, kw_only=True):
@@ -70,10 +81,11 @@ class _Attempt(Struct, gc=False, kw_only=True):
 class _Flight:
     """One request under way."""
 
-    def __init__(self, world: FleetWorld, decider: Decider, ask: Ask) -> None:
-        self._world = world
+    def __init__(self, routed: Routed, ask: Ask) -> None:
+        self._routed = routed
+        self._world = world = routed.world
         self._ask = ask
-        self._decide = decider
+        self._decide = routed.deciders[ask.arrival.router]
         self._router = world.routers[ask.arrival.router]
         self._try = 0
         self._attempt: _Attempt | None = None
@@ -129,7 +141,7 @@ class _Flight:
         elif isinstance(action, ev.EndAttempt):
             self._ended(action.outcome)
         elif isinstance(action, ev.Finish):
-            self._world.settle(self._ask, 200)
+            self._settle(200)
         elif isinstance(action, ev.Reply):
             self._turned_away(action)
 
@@ -137,6 +149,7 @@ class _Flight:
 
     def _choose(self, action: ev.Decide) -> None:
         world, router = self._world, self._router
+        self._routed.on_choice(self._ask)
         request = replace(
             self._request,
             request_id=f"{self._ask.number}.{self._try}",
@@ -344,7 +357,7 @@ class _Flight:
         world, now = self._world, self._world.now
         back_ms = now + 1000 * (reply.retry_after_s or 1)
         if reply.status not in _RETRIED or back_ms >= self._until:
-            world.settle(self._ask, reply.status)
+            self._settle(reply.status)
             return
         self._ask.retries += 1
         world.timeline.at(back_ms, self._again)
@@ -353,6 +366,10 @@ class _Flight:
         self._try += 1
         self._machine = Exchange(self._world.exchange, until_ms=self._until)
         self.begin()
+
+    def _settle(self, status: int) -> None:
+        self._world.settle(self._ask, status)
+        self._routed.on_settled(self._ask)
 
     # --- shared ----------------------------------------------------------------------------------------------
 
@@ -372,6 +389,10 @@ class _Flight:
 
     def _delay(self, attempt: _Attempt) -> int:
         return 0 if attempt.choice.is_self else self._world.wire.link_ms
+
+
+def _unheard(_ask: Ask) -> None:
+    return None
 
 
 def _blame(outcome: ev.Outcome) -> Result:

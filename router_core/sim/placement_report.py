@@ -1,0 +1,184 @@
+"""Runs compared: means over seeds with confidence intervals, the gates of the headline suite, tables.
+
+A gate compares two means by their ratio. Intervals are Student's t at 95 % over seeds. Refuses to run anything and to
+print.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from router_core.sim.trial import FIGURES, Result
+
+_T95 = (
+    12.71,
+    4.30,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+    2.23,
+    2.20,
+    2.18,
+    2.16,
+    2.14,
+    2.13,
+    2.12,
+    2.11,
+    2.10,
+    2.09,
+)
+_T95_MANY = 1.96
+
+
+class Mean(Struct, frozen=True, gc=False, kw_only=True):
+    """Mean over ``n`` seeds and half the width of its 95 % interval, None for a single seed."""
+
+    value: float
+    half: float | None
+    n: int
+
+
+class Case(Struct, frozen=True, gc=False, kw_only=True):
+    """One scenario at one load under one policy."""
+
+    scenario: str
+    rho: float
+    policy: str
+
+
+class Gate(Struct, frozen=True, gc=False, kw_only=True):
+    """``value`` over ``baseline`` is ``ratio``, which must not exceed ``gate`` (without a baseline: the value itself);
+    ``goal`` is what would be better still. Without a gate nothing is decided."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: float | None
+    ratio: float | None
+    gate: float | None
+    goal: float | None = None
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the gate is met; None without one."""
+        if self.gate is None:
+            return None
+        return (self.value if self.ratio is None else self.ratio) <= self.gate
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """Mean and its interval."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return Mean(value=mean, half=None, n=n)
+    sd = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    t = _T95[n - 2] if n - 2 < len(_T95) else _T95_MANY
+    return Mean(value=mean, half=t * sd / math.sqrt(n), n=n)
+
+
+class Tally:
+    """All results, by case."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._of: dict[Case, list[Result]] = {}
+        for result in results:
+            case = Case(scenario=result.scenario, rho=result.rho, policy=result.policy)
+            self._of.setdefault(case, []).append(result)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        return tuple(self._of)
+
+    def results(self, case: Case) -> Sequence[Result]:
+        return self._of[case]
+
+    def mean(self, scenario: str, rho: float, policy: str, figure: str) -> Mean:
+        """A figure of ``Result`` over the seeds of a case."""
+        found = self._of[Case(scenario=scenario, rho=rho, policy=policy)]
+        return mean_of([float(getattr(result, figure)) for result in found])
+
+    @property
+    def leaks(self) -> int:
+        """What was still booked after some run; 0 unless there is a bug."""
+        return sum(result.leaks for results in self._of.values() for result in results)
+
+
+def headline_gates(tally: Tally) -> list[Gate]:
+    """The gates of the suite ``headline``, with what is printed beside them."""
+
+    def value(scenario: str, rho: float, policy: str, figure: str) -> float:
+        return tally.mean(scenario, rho, policy, figure).value
+
+    def herd(rho: float, policy: str) -> float:
+        return value("herd", rho, policy, "ttft_p95")
+
+    def mix(policy: str, figure: str) -> float:
+        return value("multi-model", 0.5, policy, figure)
+
+    ours = "balanced"
+    best = min(mix("pair-1.0", "slo_misses"), mix("least-count", "slo_misses"))
+    healthy = value("healthy", 0.0, ours, "makespan_s")
+    return [
+        _gate("placement.ttft_p95.over_oracle", "s", herd(0.7, ours), herd(0.7, "oracle"), 1.25, 1.10),
+        _gate("placement.ttft_p95.over_pair", "s", herd(0.7, ours), herd(0.7, "pair-1.0"), 0.50, 0.35),
+        _gate("placement.ttft_p95.rho_85.over_oracle", "s", herd(0.85, ours), herd(0.85, "oracle"), None),
+        _gate("placement.ttft_p95.rho_85.over_pair", "s", herd(0.85, ours), herd(0.85, "pair-1.0"), None),
+        _gate(
+            "placement.cold_loads.over_pair",
+            "loads",
+            mix(ours, "cold_loads"),
+            mix("pair-1.0", "cold_loads"),
+            0.50,
+        ),
+        _gate(
+            "placement.cold_loads.ttft_p95.over_pair",
+            "s",
+            mix(ours, "ttft_p95"),
+            mix("pair-1.0", "ttft_p95"),
+            1.0,
+        ),
+        _gate("placement.slo_misses.over_best", "share", mix(ours, "slo_misses"), best, 0.70, 0.60),
+        _gate("placement.frozen.over_healthy", "s", value("frozen", 0.0, ours, "makespan_s"), healthy, 2.1),
+        _gate(
+            "placement.frozen.pair.over_healthy",
+            "s",
+            value("frozen", 0.0, "pair-1.0", "makespan_s"),
+            value("healthy", 0.0, "pair-1.0", "makespan_s"),
+            None,
+        ),
+        _gate("placement.in_flight_leak", "requests", float(tally.leaks), None, 0.0),
+    ]
+
+
+def _gate(
+    name: str, unit: str, value: float, baseline: float | None, gate: float | None, goal: float | None = None
+) -> Gate:
+    ratio = None if baseline is None else value / baseline if baseline else math.inf if value else 1.0
+    return Gate(name=name, value=value, unit=unit, baseline=baseline, ratio=ratio, gate=gate, goal=goal)
+
+
+def table(tally: Tally, scenario: str, rho: float, figures: Sequence[str]) -> list[str]:
+    """Lines of a table: policies of one scenario and load against some figures, means with half intervals."""
+    units = dict(FIGURES)
+    head = f"{'policy':16}" + "".join(f"{name + ' ' + _short(units[name]):>20}" for name in figures)
+    lines = [head]
+    for case in tally.cases:
+        if (case.scenario, case.rho) != (scenario, rho):
+            continue
+        cells = [_cell(tally.mean(scenario, rho, case.policy, name)) for name in figures]
+        lines.append(f"{case.policy:16}" + "".join(f"{cell:>20}" for cell in cells))
+    return lines
+
+
+def _short(unit: str) -> str:
+    return unit if unit in ("s", "GiB") else ""
+
+
+def _cell(mean: Mean) -> str:
+    return f"{mean.value:.3g}" if mean.half is None else f"{mean.value:.3g} ± {mean.half:.2g}"

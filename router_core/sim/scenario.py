@@ -1,0 +1,145 @@
+"""A placement scenario as a file says it: hosts, models, load, wire, faults. Parsed strictly: an unknown key is refused.
+
+Refuses to read files; a file's table comes in parsed.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from router_core.errors import LocalMisuse
+from router_core.sim.arrivals import zipf
+from router_core.sim.engine import GIB, EngineSpec, ModelSpec
+from router_core.sim.fleet_node import NodeSpec
+from router_core.sim.fleet_world import WireSpec
+
+REFERENCE_GIB = 4.58
+"""Size of the 8B Q4_K_M model that the speeds of hosts are told for."""
+
+
+class ModelLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``size_gib`` in memory; speeds fall in proportion to ``active_gib``, the part that one token reads."""
+
+    name: str
+    size_gib: float = REFERENCE_GIB
+    active_gib: float | None = None
+
+
+class NodeLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A host: speeds in tokens/s on the reference model, ``gpu`` names a row of published measurements that replaces
+    them where these are at hand."""
+
+    name: str
+    pp: float
+    tg: float
+    slots: int
+    gpu: str | None = None
+    memory_gib: float = 24.0
+    load_gib_s: float = 1.19
+    max_queue: int | None = None
+
+
+class LoadLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``rhos``: shares of the fleet's capacity with every model warm; ``lengths`` a trace or a built-in. ``routers`` are
+    weights of where clients are (all equal if empty).
+
+    ``at_once`` requests of ``prompt`` and ``output`` tokens come in one moment instead, at the first host, after
+    ``before`` equal ones that came one by one every ``every_s``.
+    """
+
+    arrivals: Literal["poisson", "replay", "mixed", "at_once"] = "poisson"
+    lengths: str = "azure_conv"
+    rhos: tuple[float, ...] = (0.7,)
+    requests: int = 3_000
+    routers: tuple[float, ...] = ()
+    prompt: int = 0
+    output: int = 0
+    before: int = 0
+    every_s: float = 0.0
+
+
+class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything but the policy and the seed. ``beta`` slows a batch down, unless ``batching`` names a model whose
+    measured slow-down is at hand. ``warmup`` is the share of requests that is played but not measured,
+    ``frozen`` names hosts whose engine accepts requests and stays silent from the first measured one on."""
+
+    name: str
+    note: str = ""
+    policies: tuple[str, ...] = ("balanced", "pair-1.0", "oracle")
+    beta: float = 0.1
+    batching: str | None = None
+    cache_blocks: int = 0
+    warmup: float = 0.1
+    zipf_s: float = 1.0
+    wire: WireSpec = WireSpec()
+    load: LoadLine = LoadLine()
+    model: tuple[ModelLine, ...] = (ModelLine(name="chat"),)
+    node: tuple[NodeLine, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """How often each model is asked for: Zipf by the order of the file, an assumption."""
+        return zipf([model.name for model in self.model], self.zipf_s)
+
+    def specs(self, measured: "Measured") -> list[NodeSpec]:
+        """The hosts; each starts with other models in memory."""
+        return [self._spec(index, line, measured) for index, line in enumerate(self.node)]
+
+    def _spec(self, index: int, line: NodeLine, measured: "Measured") -> NodeSpec:
+        pp, tg = measured.speeds.get(line.gpu or "", (line.pp, line.tg))
+        models = tuple(
+            ModelSpec(
+                name=model.name,
+                size_bytes=round(model.size_gib * GIB),
+                pp=pp * REFERENCE_GIB / (model.active_gib or model.size_gib),
+                tg=tg * REFERENCE_GIB / (model.active_gib or model.size_gib),
+            )
+            for model in self.model
+        )
+        memory_bytes = round(line.memory_gib * GIB)
+        fitting = tuple(model for model in models if model.need_bytes <= memory_bytes)
+        if not fitting:
+            raise LocalMisuse(f"no model of {self.name} fits on {line.name} ({line.memory_gib} GiB)")
+        warm, left = [], memory_bytes
+        for turn in range(len(fitting)):
+            model = fitting[(index + turn) % len(fitting)]
+            if model.need_bytes <= left:
+                warm.append(model.name)
+                left -= model.need_bytes
+        return NodeSpec(
+            name=line.name,
+            engine=EngineSpec(
+                slots=line.slots,
+                models=fitting,
+                memory_bytes=memory_bytes,
+                beta=measured.slowdowns.get(self.batching or "", self.beta),
+                load_bytes_per_s=line.load_gib_s * GIB,
+                cache_blocks=self.cache_blocks,
+            ),
+            max_queue=line.max_queue if line.max_queue is not None else 2 * line.slots,
+            warm=tuple(warm),
+        )
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """Published measurements: (prompt, generation) tokens/s by GPU, slow-down per further sequence by model."""
+
+    speeds: dict[str, tuple[float, float]] = {}
+    slowdowns: dict[str, float] = {}
+
+
+def parse_scenario(table: dict[str, Any]) -> Scenario:
+    """A scenario from the table of its file. Raises LocalMisuse with the place and the reason of the first fault."""
+    try:
+        scenario = msgspec.convert(table, Scenario)
+    except msgspec.ValidationError as error:
+        raise LocalMisuse(f"scenario: {error}") from error
+    if not scenario.node:
+        raise LocalMisuse(f"scenario {scenario.name} has no node")
+    known = {line.name for line in scenario.node}
+    for name in scenario.frozen:
+        if name not in known:
+            raise LocalMisuse(f"scenario {scenario.name} freezes {name!r}, which is no node of it")
+    return scenario

@@ -1,0 +1,226 @@
+"""One run of a scenario under one policy and one seed, and what it came to.
+
+Rules: for one seed all policies see the same requests; what is counted leaves the warm-up out; a request without an
+answer counts as late as its patience lasts. Refuses to compare runs.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+from msgspec import Struct
+
+from router_core.errors import LocalMisuse
+from router_core.placement.decide import decide
+from router_core.policy.placement import PlacementPolicy
+from router_core.sim import arrivals as come
+from router_core.sim.arrivals import Arrival, Client, Length
+from router_core.sim.baselines.oracle import Oracle
+from router_core.sim.baselines.pair_choice import PairChoice
+from router_core.sim.baselines.pair_dispatch import PairDispatch
+from router_core.sim.baselines.rules import RoundRobin, Rule, least_count, p2c, p2c_by_capacity
+from router_core.sim.engine import GIB, capacity_rps
+from router_core.sim.fleet_node import NodeSpec
+from router_core.sim.fleet_world import Ask, FleetWorld
+from router_core.sim.routed import Routed
+from router_core.sim.scenario import Measured, Scenario
+
+_SAMPLE = 400
+
+
+class Supply(Struct, frozen=True, kw_only=True):
+    """What requests are made of: sizes by the name of a trace or built-in, clients of a mix; and what was measured."""
+
+    lengths: dict[str, Sequence[Length]]
+    clients: Sequence[Client]
+    measured: Measured = Measured()
+
+
+class Dispatch(Protocol):
+    """How requests get to engines."""
+
+    def start(self, ask: Ask) -> None: ...
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """One run in figures: times in seconds, shares in 0..1, ``makespan_s`` from the first arrival to the last end."""
+
+    scenario: str
+    policy: str
+    rho: float
+    seed: int
+    requests: int
+    ttft_p50: float
+    ttft_p95: float
+    ttft_p99: float
+    total_p50: float
+    total_p95: float
+    total_p99: float
+    slo_misses: float
+    failed: int
+    cold_loads: int
+    loaded_gib: float
+    memory: float
+    utilisation: float
+    away: float
+    refusals: int
+    retries: int
+    makespan_s: float
+    leaks: int
+
+
+FIGURES: tuple[tuple[str, str], ...] = (
+    ("ttft_p50", "s"),
+    ("ttft_p95", "s"),
+    ("ttft_p99", "s"),
+    ("total_p50", "s"),
+    ("total_p95", "s"),
+    ("total_p99", "s"),
+    ("slo_misses", "share"),
+    ("failed", "requests"),
+    ("cold_loads", "loads"),
+    ("loaded_gib", "GiB"),
+    ("memory", "share"),
+    ("utilisation", "share"),
+    ("away", "share"),
+    ("refusals", "refusals"),
+    ("retries", "retries"),
+    ("makespan_s", "s"),
+)
+
+
+def _rule(make: Callable[[], Rule]) -> Callable[[FleetWorld, Random], Dispatch]:
+    return lambda world, _rng: Routed(world, [make() for _ in world.nodes])
+
+
+POLICIES: dict[str, Callable[[FleetWorld, Random], Dispatch]] = {
+    "balanced": lambda world, _rng: Routed(world, [decide for _ in world.nodes]),
+    "pair-1.0": lambda world, rng: PairDispatch(world, rng),
+    "pair-1.0-choice": lambda world, rng: PairChoice(world, rng),
+    "least-count": _rule(lambda: Rule(least_count)),
+    "round-robin": _rule(lambda: Rule(RoundRobin())),
+    "p2c": _rule(lambda: Rule(p2c)),
+    "p2c-capacity": _rule(lambda: Rule(p2c_by_capacity)),
+    "oracle": lambda world, _rng: Oracle(world),
+}
+
+
+def play(
+    scenario: Scenario,
+    policy: str,
+    rho: float,
+    seed: int,
+    supply: Supply,
+    placement: PlacementPolicy | None = None,
+) -> Result:
+    """Run ``scenario`` once; ``placement`` replaces the shipped numbers. Raises LocalMisuse on an unknown policy."""
+    if policy not in POLICIES:
+        raise LocalMisuse(f"policy {policy!r} is unknown, there are {', '.join(POLICIES)}")
+    specs = scenario.specs(supply.measured)
+    requests = requests_of(scenario, specs, rho, seed, supply)
+    world = FleetWorld(specs, scenario.wire, seed, policy=placement)
+    dispatch = POLICIES[policy](world, Random(seed ^ 0x5EED))
+    skipped = _skipped(scenario, len(requests))
+
+    def start(ask: Ask) -> None:
+        if ask.number == skipped:
+            for node in world.nodes:
+                node.engine.frozen = node.spec.name in scenario.frozen
+        dispatch.start(ask)
+
+    asks = world.run(requests, start)
+    return _result(scenario, policy, rho, seed, world, asks[skipped:])
+
+
+def requests_of(
+    scenario: Scenario, specs: Sequence[NodeSpec], rho: float, seed: int, supply: Supply
+) -> list[Arrival]:
+    """The requests of one seed at ``rho`` of the capacity of the fleet."""
+    load, rng = scenario.load, Random(seed)
+    if load.arrivals == "at_once":
+        size = Length(prompt=load.prompt, output=load.output)
+        return come.at_once(load.requests, size, scenario.model[0].name, load.before, load.every_s)
+    routers = load.routers or (1.0,) * len(specs)
+    if load.arrivals == "mixed":
+        trial = come.mixed(supply.clients, 1.0, load.requests, routers, scenario.shares, Random(seed))
+        step = max(1, len(trial) // _SAMPLE)
+        sizes = [Length(prompt=one.prompt, output=one.output) for one in trial[::step]]
+        rate_rps = rho * fleet_capacity_rps(scenario, specs, sizes)
+        return come.mixed(supply.clients, rate_rps, load.requests, routers, scenario.shares, rng)
+    if load.lengths not in supply.lengths:
+        raise LocalMisuse(f"lengths {load.lengths!r} are unknown, there are {', '.join(supply.lengths)}")
+    lengths = supply.lengths[load.lengths]
+    step = max(1, len(lengths) // _SAMPLE)
+    rate_rps = rho * fleet_capacity_rps(scenario, specs, lengths[::step])
+    stream = come.poisson if load.arrivals == "poisson" else come.replay
+    return list(stream(lengths, rate_rps, load.requests, routers, scenario.shares, rng))
+
+
+def fleet_capacity_rps(scenario: Scenario, specs: Sequence[NodeSpec], lengths: Sequence[Length]) -> float:
+    """Requests per second that all engines sustain together with every model in memory, each model in its share."""
+    total = 0.0
+    for spec in specs:
+        owned = {model.name for model in spec.engine.models}
+        shares = {name: share for name, share in scenario.shares.items() if name in owned}
+        rng = Random(len(lengths))
+        models = rng.choices(list(shares), weights=list(shares.values()), k=len(lengths))
+        work = [(model, one.prompt, one.output) for model, one in zip(models, lengths, strict=True)]
+        total += capacity_rps(spec.engine, work)
+    return total
+
+
+def _skipped(scenario: Scenario, count: int) -> int:
+    """How many requests are warm-up."""
+    if scenario.load.arrivals == "at_once":
+        return scenario.load.before
+    return round(scenario.warmup * count)
+
+
+def _result(
+    scenario: Scenario, policy: str, rho: float, seed: int, world: FleetWorld, measured: Sequence[Ask]
+) -> Result:
+    patience_s = world.policy.interactive.deadline_ms / 1000.0
+    ttft = sorted(patience_s if ask.ttft_s is None else ask.ttft_s for ask in measured)
+    total = sorted(patience_s if ask.total_s is None else ask.total_s for ask in measured)
+    ended_ms = max(ask.end_ms or world.now for ask in measured)
+    span_ms = max(1, ended_ms - measured[0].arrival.at_ms)
+    engines = [node.engine for node in world.nodes]
+    return Result(
+        scenario=scenario.name,
+        policy=policy,
+        rho=rho,
+        seed=seed,
+        requests=len(measured),
+        ttft_p50=quantile(ttft, 0.50),
+        ttft_p95=quantile(ttft, 0.95),
+        ttft_p99=quantile(ttft, 0.99),
+        total_p50=quantile(total, 0.50),
+        total_p95=quantile(total, 0.95),
+        total_p99=quantile(total, 0.99),
+        slo_misses=sum(missed(ask, world.policy) for ask in measured) / len(measured),
+        failed=sum(ask.status != 200 for ask in measured),
+        cold_loads=sum(engine.loads for engine in engines),
+        loaded_gib=sum(engine.loaded_bytes for engine in engines) / GIB,
+        memory=sum(engine.used_bytes for engine in engines)
+        / sum(engine.spec.memory_bytes for engine in engines),
+        utilisation=sum(engine.busy_ms for engine in engines) / max(1, ended_ms) / len(engines),
+        away=sum(ask.away for ask in measured) / len(measured),
+        refusals=sum(ask.refusals for ask in measured),
+        retries=sum(ask.retries for ask in measured),
+        makespan_s=span_ms / 1000.0,
+        leaks=world.leaks(),
+    )
+
+
+def missed(ask: Ask, policy: PlacementPolicy) -> bool:
+    """True if the answer came late, came too slowly, or not at all, by the targets of the interactive class."""
+    targets = policy.interactive
+    if ask.ttft_s is None or ask.total_s is None or ask.ttft_s > targets.ttft_s:
+        return True
+    pace_s = (ask.total_s - ask.ttft_s) / max(1, ask.arrival.output - 1)
+    return targets.tpot_s is not None and pace_s > targets.tpot_s
+
+
+def quantile(ranked: Sequence[float], q: float) -> float:
+    """The ``q``-quantile of sorted values (nearest rank)."""
+    return ranked[min(len(ranked) - 1, int(q * len(ranked)))]

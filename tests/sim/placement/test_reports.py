@@ -1,0 +1,237 @@
+"""What is made of runs: scenarios read strictly, means, gates, pictures, the command line."""
+
+import gzip
+import json
+import xml.etree.ElementTree as ElementTree
+from argparse import ArgumentParser
+
+import pytest
+from msgspec.structs import replace
+
+from router_core.errors import LocalMisuse
+from router_core.policy.placement import PlacementPolicy
+from router_core.sim.arrivals import Arrival
+from router_core.sim.fleet_world import Ask
+from router_core.sim.placement_pictures import Bar, bars, pictures
+from router_core.sim.placement_report import Gate, Mean, Tally, headline_gates, mean_of, table
+from router_core.sim.scenario import parse_scenario
+from router_core.sim.trial import Result, missed, play
+from scripts import shared_data, simulate_placement
+
+NODE = {"name": "a", "pp": 1000.0, "tg": 50.0, "slots": 2}
+FIGURES = dict.fromkeys(
+    [
+        "ttft_p50",
+        "ttft_p95",
+        "ttft_p99",
+        "total_p50",
+        "total_p95",
+        "total_p99",
+        "slo_misses",
+        "loaded_gib",
+        "memory",
+        "utilisation",
+        "away",
+        "makespan_s",
+    ],
+    1.0,
+) | dict.fromkeys(["requests", "failed", "cold_loads", "refusals", "retries", "leaks"], 0)
+
+
+def a_result(
+    scenario: str = "herd", policy: str = "balanced", rho: float = 0.7, seed: int = 1, **over
+) -> Result:
+    return Result(scenario=scenario, policy=policy, rho=rho, seed=seed, **(FIGURES | over))
+
+
+def the_suite(**over: float) -> Tally:
+    """A suite in which everything is 1, but for ours."""
+    cases = [("herd", 0.7), ("herd", 0.85), ("multi-model", 0.5), ("frozen", 0.0), ("healthy", 0.0)]
+    results = [
+        a_result(name, policy, rho, cold_loads=1)
+        for name, rho in cases
+        for policy in ("oracle", "pair-1.0", "least-count")
+    ]
+    return Tally([*results, *(a_result(name, rho=rho, **({"cold_loads": 1} | over)) for name, rho in cases)])
+
+
+def test_a_mean_has_the_interval_of_students_t():
+    assert mean_of([1.0, 2.0, 3.0]) == Mean(value=2.0, half=pytest.approx(4.30 / 3**0.5), n=3)
+    assert mean_of([5.0]).half is None
+
+
+def test_the_gates_are_ratios_of_means():
+    gates = {
+        gate.name: gate for gate in headline_gates(the_suite(ttft_p95=0.4, slo_misses=0.9, cold_loads=0))
+    }
+    assert gates["placement.ttft_p95.over_oracle"].ratio == pytest.approx(0.4)
+    assert gates["placement.ttft_p95.over_pair"].ok
+    assert gates["placement.cold_loads.over_pair"].ratio == 0.0
+    assert gates["placement.slo_misses.over_best"].ok is False
+    assert gates["placement.frozen.over_healthy"].ok
+    assert gates["placement.in_flight_leak"].ok
+    assert gates["placement.ttft_p95.rho_85.over_pair"].ok is None
+
+
+def test_a_leak_fails_the_suite():
+    assert the_suite(leaks=1).leaks == 5
+    assert {gate.name: gate.ok for gate in headline_gates(the_suite(leaks=1))}[
+        "placement.in_flight_leak"
+    ] is False
+
+
+def test_a_gate_at_its_limit_is_met():
+    assert Gate(name="g", value=1.0, unit="s", baseline=2.0, ratio=0.5, gate=0.5).ok
+    assert Gate(name="g", value=1.0, unit="s", baseline=2.0, ratio=0.51, gate=0.5).ok is False
+
+
+def test_a_table_has_a_line_for_each_policy():
+    lines = table(the_suite(), "herd", 0.7, ["ttft_p95", "slo_misses"])
+    assert [line.split()[0] for line in lines] == ["policy", "oracle", "pair-1.0", "least-count", "balanced"]
+
+
+def test_pictures_are_well_formed_and_escape_names():
+    text = bars("a < b", "s", [Bar(label="x & y", mean=Mean(value=2.0, half=0.5, n=3))])
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    drawn = pictures(the_suite(), [("ttft_p95", "s")])
+    assert "herd-70-ttft_p95.svg" in drawn
+    for picture in drawn.values():
+        ElementTree.fromstring(picture)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"spead": 1}, "spead"),
+        ({"node": [NODE | {"slots": "two"}]}, "slots"),
+        ({"node": []}, "no node"),
+        ({"frozen": ["b"]}, "'b'"),
+        ({"load": {"arrivals": "sometimes"}}, "sometimes"),
+    ],
+)
+def test_a_wrong_scenario_is_refused_with_its_place(fault, said):
+    with pytest.raises(LocalMisuse, match=said):
+        parse_scenario({"name": "x", "node": [NODE]} | fault)
+
+
+def test_a_host_on_which_nothing_fits_is_refused():
+    scenario = parse_scenario({"name": "x", "node": [NODE | {"memory_gib": 1.0}]})
+    with pytest.raises(LocalMisuse, match="no model of x fits on a"):
+        scenario.specs(shared_data.built_in().measured)
+
+
+def test_unknown_policies_and_lengths_are_refused():
+    scenario = parse_scenario({"name": "x", "node": [NODE], "load": {"lengths": "nowhere"}})
+    with pytest.raises(LocalMisuse, match="policy 'best' is unknown"):
+        play(scenario, "best", 0.5, 1, shared_data.built_in())
+    with pytest.raises(LocalMisuse, match="lengths 'nowhere' are unknown"):
+        play(scenario, "balanced", 0.5, 1, shared_data.built_in())
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "end_ms", "status", "late"),
+    [
+        (1_900, 5_000, 200, False),
+        (2_100, 5_000, 200, True),
+        (500, 12_000, 200, True),
+        (None, 9_000, 504, True),
+    ],
+)
+def test_an_answer_misses_its_target_late_slow_or_never(first_ms, end_ms, status, late):
+    arrival = Arrival(at_ms=0, router=0, model="m", prompt=1, output=101)
+    ask = Ask(number=0, arrival=arrival, text_bytes=1, first_ms=first_ms, end_ms=end_ms, status=status)
+    assert missed(ask, PlacementPolicy()) is late
+
+
+def test_traces_are_read_as_they_were_published(tmp_path):
+    traces, profiles = tmp_path / "traces", tmp_path / "profiles"
+    traces.mkdir()
+    profiles.mkdir()
+    for name in shared_data.AZURE.values():
+        (traces / name).write_text(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,0,109\n"
+        )
+    for name in shared_data.MOONCAKE.values():
+        with gzip.open(traces / name, "wt") as out:
+            out.write('{"timestamp": 2500, "input_length": 700, "output_length": 5, "hash_ids": [0, 9]}\n')
+    with gzip.open(traces / "servegen_client_rates_day1.csv.gz", "wt") as out:
+        out.write(
+            "model_class,client,window_start_s,rate_rps,interarrival_cv,distribution,param1,param2\n"
+            "m-small,1,0,0.5,1.0,Gamma,2.0,1\nm-small,1,600,0.9,1.0,Weibull,0.7,1\nm-small,2,0,9,1.0,Gamma,1,1\n"
+        )
+    (traces / "servegen_token_quantiles_day1.csv").write_text(
+        "model_class,client,field,p5,p25,p50,p75,p95,p99\n"
+        "m-small,1,input_tokens,1,2,3,4,5,99999\nm-small,1,output_tokens,6,7,8,9,10,11\n"
+    )
+    (profiles / "llama3_llamabench_2024.csv").write_text(
+        "gpu,mem_gb,n_gpu,model,quant,model_gib,tg1024,pp1024\n"
+        "3070,8,1,LLaMA-3 8B,Q4_K_M,4.58,70.94,2283.62\n3070,8,2,LLaMA-3 8B,Q4_K_M,4.58,1,1\n"
+    )
+    (profiles / "dgx_spark_batched_2025.csv").write_text(
+        "model,context_tokens,batch,gen_tps_per_stream\nQwen Q8_0,4096,1,20\nQwen Q8_0,4096,4,10\nQwen Q8_0,512,4,1\n"
+    )
+    found = shared_data.supply(tmp_path)
+    conv = found.lengths["azure_conv"]
+    assert [(one.prompt, one.output) for one in conv] == [(374, 44), (1, 109)]
+    assert conv[1].at_s == pytest.approx(4.314579)
+    assert found.lengths["mooncake_synthetic"][0].blocks == (0, 9)
+    client = found.clients[0]
+    assert len(found.clients) == 1
+    assert (client.rate_rps, client.distribution, client.shape) == (0.9, "weibull", 0.7)
+    assert client.prompt[-1] == 16_384
+    assert found.measured.speeds == {"3070": (2283.62, 70.94)}
+    assert found.measured.slowdowns == {"Qwen": pytest.approx(1 / 3)}
+
+
+def run(*told: str) -> int:
+    parser = ArgumentParser()
+    simulate_placement.add_arguments(parser)
+    return simulate_placement.main(parser.parse_args([*told, "--jobs=1"]))
+
+
+def test_the_command_prints_one_object_a_line_and_writes_pictures(capsys, tmp_path):
+    assert run("frozen", "--built-in", "--seeds=1", "--json", "--policies=pair-1.0", f"--svg={tmp_path}") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"name", "value", "unit", "baseline", "ratio", "gate", "ok"} <= lines[0].keys()
+    assert "frozen.0.pair-1.0.makespan_s" in {line["name"] for line in lines}
+    assert (tmp_path / "frozen-00-ttft_p95.svg").exists()
+
+
+def test_the_command_prints_tables_for_people(capsys):
+    assert run("frozen", "--built-in", "--seeds=1", "--policies=pair-1.0") == 0
+    assert "ttft_p95" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "told", [["nowhere"], ["herd", "--shared=/nonexistent"], ["frozen", "--policies=best"]]
+)
+def test_a_wrong_request_is_told_from_a_missed_gate(told, capsys):
+    assert run(*told) == 2
+    assert capsys.readouterr().err
+
+
+def test_a_scenario_may_build_on_another():
+    skew, herd = simulate_placement.read_scenario("skew"), simulate_placement.read_scenario("herd")
+    assert skew.node == herd.node
+    assert skew.load == replace(herd.load, rhos=(0.7,), routers=skew.load.routers)
+
+
+def test_the_headline_covers_every_gate():
+    parser = ArgumentParser()
+    simulate_placement.add_arguments(parser)
+    runs = simulate_placement.headline_runs(parser.parse_args(["--suite=headline"]))
+    assert {(scenario.name, rho) for scenario, _, rho, _ in runs} == {
+        ("herd", 0.7),
+        ("herd", 0.85),
+        ("multi-model", 0.5),
+        ("frozen", 0.0),
+        ("healthy", 0.0),
+    }
+    assert (
+        sum(
+            scenario.name == "herd" and rho == 0.7 and policy == "pair-1.0"
+            for scenario, policy, rho, _ in runs
+        )
+        >= 20
+    )

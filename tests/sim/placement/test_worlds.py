@@ -1,0 +1,146 @@
+"""Whole fleets at virtual time: nothing leaks, one seed is one history, and old pictures behave like old pictures."""
+
+import os
+import subprocess
+import sys
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from router_core.placement.decide import decide
+from router_core.sim.fleet_world import FleetWorld
+from router_core.sim.routed import Routed
+from router_core.sim.scenario import Scenario
+from router_core.sim.trial import POLICIES, Result, play, requests_of
+from scripts.shared_data import built_in
+from scripts.simulate_placement import ROOT, SCENARIOS, read_scenario
+
+SUPPLY = built_in()
+
+
+def small(name: str, requests: int = 200, **load: object) -> Scenario:
+    """A shipped scenario, shortened."""
+    scenario = read_scenario(name)
+    return replace(scenario, load=replace(scenario.load, requests=requests, **load))
+
+
+def played(scenario: Scenario, policy: str, seed: int = 1, rho: float = 0.7) -> Result:
+    return play(scenario, policy, rho, seed, SUPPLY)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["herd", "multi-model", "sessions"])
+def test_every_request_ends_and_nothing_stays_booked(name, policy):
+    result = played(small(name, 120), policy, rho=0.5)
+    assert result.leaks == 0
+    assert result.requests > 80
+
+
+@pytest.mark.parametrize("policy", ["balanced", "pair-1.0", "pair-1.0-choice"])
+def test_one_seed_is_one_history_whatever_the_hash_seed(policy):
+    told = []
+    for hash_seed in ("0", "1"):
+        command = [sys.executable, str(ROOT / "scripts" / "simulate.py"), "placement", "multi-model", "herd"]
+        options = ["--built-in", "--seeds=1", "--requests=100", "--jobs=1", "--json", f"--policies={policy}"]
+        done = subprocess.run(
+            command + options,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        told.append(done.stdout)
+    assert told[0] == told[1]
+    assert b'"herd.70.' in told[0]
+
+
+def test_other_seeds_are_other_histories():
+    scenario = small("herd")
+    assert played(scenario, "balanced", 1) != replace(played(scenario, "balanced", 2), seed=1)
+
+
+def test_all_policies_of_one_seed_see_the_same_requests():
+    scenario = small("multi-model")
+    specs = scenario.specs(SUPPLY.measured)
+    first = requests_of(scenario, specs, 0.5, 3, SUPPLY)
+    assert first == requests_of(scenario, specs, 0.5, 3, SUPPLY)
+    assert {one.model for one in first} == {model.name for model in scenario.model}
+
+
+def test_routers_with_old_pictures_stay_near_an_oracle_and_far_ahead_of_pair():
+    scenario = small("herd", 700)
+    ours, oracle, pair = (played(scenario, policy) for policy in ("balanced", "oracle", "pair-1.0"))
+    assert ours.ttft_p95 <= 1.25 * oracle.ttft_p95
+    assert ours.ttft_p95 <= 0.5 * pair.ttft_p95
+
+
+def test_a_fleet_short_of_memory_loads_far_less_than_under_pair():
+    scenario = small("multi-model", 400)
+    ours, pair = played(scenario, "balanced", rho=0.5), played(scenario, "pair-1.0", rho=0.5)
+    assert ours.cold_loads <= 0.5 * pair.cold_loads
+    assert ours.slo_misses < pair.slo_misses
+
+
+def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request():
+    frozen = read_scenario("frozen")
+    healthy = replace(frozen, frozen=())
+    assert played(frozen, "pair-1.0").makespan_s - played(healthy, "pair-1.0").makespan_s >= 110.0
+    ours = played(frozen, "balanced")
+    assert (ours.failed, ours.leaks) == (0, 0)
+
+
+def a_world(scenario: Scenario, seed: int = 1) -> FleetWorld:
+    return FleetWorld(scenario.specs(SUPPLY.measured), scenario.wire, seed)
+
+
+def test_events_are_told_at_once_if_the_wire_says_so():
+    records = {}
+    for urgent in (False, True):
+        scenario = small("herd")
+        scenario = replace(scenario, wire=replace(scenario.wire, urgent=urgent))
+        world = a_world(scenario)
+        requests = requests_of(scenario, [node.spec for node in world.nodes], 0.7, 1, SUPPLY)
+        world.run(requests, Routed(world, [decide] * len(world.nodes)).start)
+        records[urgent] = sum(node.seq for node in world.nodes)
+    assert records[True] > 1.2 * records[False]
+
+
+def test_an_ingress_that_knows_better_refuses_and_the_router_decides_once_more():
+    scenario = small("herd", 400, routers=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5))
+    scenario = replace(scenario, wire=replace(scenario.wire, period_ms=20_000))
+    result = played(scenario, "balanced", rho=0.9)
+    assert result.refusals > 0
+    assert result.failed == 0
+
+
+def test_a_picture_that_was_overtaken_changes_nothing():
+    scenario = small("herd")
+    world = a_world(scenario)
+    world.publish(0)
+    old = world.newest[0]
+    world.timeline.run_until(500)
+    world.publish(0)
+    world.timeline.run_until(1_000)
+    router = world.routers[1]
+    assert old is not None
+    assert router.fleet(1_000).parts[old.origin].node.seq == 2
+    router.heard(old)
+    assert router.fleet(1_001).parts[old.origin].node.seq == 2
+
+
+def test_every_shipped_scenario_is_one():
+    names = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+    assert {"herd", "multi-model", "frozen"} <= set(names)
+    for name in names:
+        scenario = read_scenario(name)
+        assert scenario.name == name
+        assert set(scenario.policies) <= set(POLICIES)
+        requests_of(small(name, 10), scenario.specs(SUPPLY.measured), 0.5, 1, SUPPLY)
+
+
+def test_the_shipped_decision_is_what_is_simulated():
+    world = a_world(small("herd"))
+    dispatch = POLICIES["balanced"](world, Random(1))
+    assert isinstance(dispatch, Routed)
+    assert all(decider is decide for decider in dispatch.deciders)
