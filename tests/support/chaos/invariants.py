@@ -18,7 +18,8 @@ OUTCOMES = frozenset({"whole", "told", "cut", "refused", "lost"})
 ROUTED_STATES = frozenset({"fresh", "late", "suspect"})
 FDS_MORE = 2
 RSS_SHARE = 1.10
-RSS_MIB = 8.0
+RSS_MIB = 16.0
+"""Half of it is the ring of decisions, which fills while a test runs: some 8 KiB a record."""
 WINDOW = 10
 
 
