@@ -61,13 +61,12 @@ def poisson(
     models: dict[str, float],
     rng: Random,
 ) -> Iterator[Arrival]:
-    """``count`` requests at random moments, with sizes of ``lengths`` in the order of the trace from a random place on.
-    ``routers`` are weights: where clients are."""
-    at_s, place = 0.0, rng.randrange(len(lengths))
-    for number in range(count):
+    """``count`` requests at random moments, each of the size of some request of ``lengths``. ``routers`` are weights:
+    where clients are."""
+    at_s = 0.0
+    for _ in range(count):
         at_s += rng.expovariate(rate_rps)
-        length = lengths[(place + number) % len(lengths)]
-        yield _arrival(at_s, length, routers, models, rng)
+        yield _arrival(at_s, rng.choice(lengths), routers, models, rng)
 
 
 def replay(

@@ -40,7 +40,8 @@ class ModelSpec(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class EngineSpec(Struct, frozen=True, gc=False, kw_only=True):
-    """``memory_bytes`` holds models, ``load_bytes_per_s`` reads a cold one, ``cache_blocks`` prompt blocks are kept."""
+    """``memory_bytes`` holds models, ``load_bytes_per_s`` reads a cold one, ``cache_blocks`` prompt blocks are kept.
+    Without ``shared_prompt`` every prompt is computed at full speed whatever runs besides: a plain model of slots."""
 
     slots: int
     models: tuple[ModelSpec, ...]
@@ -48,6 +49,7 @@ class EngineSpec(Struct, frozen=True, gc=False, kw_only=True):
     beta: float = 0.1
     load_bytes_per_s: float = 1.19 * GIB
     cache_blocks: int = 0
+    shared_prompt: bool = True
 
 
 class Job(Struct, gc=False, kw_only=True, eq=False):
@@ -146,7 +148,7 @@ class Engine:
         if not elapsed_ms or not self.running:
             return
         self.busy_ms += elapsed_ms
-        _progress(self.running, self.models, self.spec.beta, elapsed_ms / 1000.0)
+        _progress(self.running, self.models, self.spec, elapsed_ms / 1000.0)
 
     def _settle(self) -> None:
         """Note what has ended, start what can start, plan the next look."""
@@ -163,7 +165,7 @@ class Engine:
         self._start()
         self._wake += 1
         mark = self._wake
-        soonest_s = _next_end_s(self.running, self.models, self.spec.beta)
+        soonest_s = _next_end_s(self.running, self.models, self.spec)
         if soonest_s is not None:
             self._timeline.at(now + math.ceil(1000.0 * soonest_s - _DONE), lambda: self._look(mark))
         self.changed()
@@ -234,34 +236,36 @@ class Engine:
             del self._blocks[next(iter(self._blocks))]
 
 
-def _progress(jobs: list[Job], models: Mapping[str, ModelSpec], beta: float, seconds: float) -> None:
-    computing = sum(job.prefill_left > _DONE for job in jobs)
-    crowd = 1.0 + beta * (len(jobs) - 1)
+def _progress(jobs: list[Job], models: Mapping[str, ModelSpec], spec: EngineSpec, seconds: float) -> None:
+    computing, crowd = _crowding(jobs, spec)
     for job in jobs:
-        spec = models[job.model]
+        model = models[job.model]
         if job.prefill_left > _DONE:
-            job.prefill_left -= seconds * spec.pp / computing
+            job.prefill_left -= seconds * model.pp / computing
         else:
-            job.decode_left -= seconds * spec.tg / crowd
+            job.decode_left -= seconds * model.tg / crowd
 
 
-def _next_end_s(jobs: list[Job], models: Mapping[str, ModelSpec], beta: float) -> float | None:
+def _next_end_s(jobs: list[Job], models: Mapping[str, ModelSpec], spec: EngineSpec) -> float | None:
     """Seconds until some job ends its prompt or its answer, all else staying as it is."""
     if not jobs:
         return None
-    computing = sum(job.prefill_left > _DONE for job in jobs)
-    crowd = 1.0 + beta * (len(jobs) - 1)
-    return max(
-        0.0,
-        min(
-            [
-                job.prefill_left * computing / models[job.model].pp
-                if job.prefill_left > _DONE
-                else job.decode_left * crowd / models[job.model].tg
-                for job in jobs
-            ]
-        ),
+    computing, crowd = _crowding(jobs, spec)
+    soonest = min(
+        [
+            job.prefill_left * computing / models[job.model].pp
+            if job.prefill_left > _DONE
+            else job.decode_left * crowd / models[job.model].tg
+            for job in jobs
+        ]
     )
+    return max(0.0, soonest)
+
+
+def _crowding(jobs: list[Job], spec: EngineSpec) -> tuple[float, float]:
+    """By how much prompts, and answers, are slower than alone."""
+    computing = sum(job.prefill_left > _DONE for job in jobs) if spec.shared_prompt else 1
+    return float(computing), 1.0 + spec.beta * (len(jobs) - 1)
 
 
 def _forecast(engine: Engine, model: str, prompt: int, output: int) -> float:
@@ -284,8 +288,8 @@ def _forecast(engine: Engine, model: str, prompt: int, output: int) -> float:
                 now += 1000.0 * engine.load_s(job.model)
                 warm.add(job.model)
             jobs.append(job)
-        step_s = _next_end_s(jobs, models, spec.beta) or 0.0
-        _progress(jobs, models, spec.beta, step_s + _DONE)
+        step_s = _next_end_s(jobs, models, spec) or 0.0
+        _progress(jobs, models, spec, step_s + _DONE)
         now += 1000.0 * step_s
         for job in [job for job in jobs if job.prefill_left <= _DONE and job.decode_left <= _DONE]:
             if job is mine:

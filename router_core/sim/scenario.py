@@ -61,8 +61,9 @@ class LoadLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything but the policy and the seed. ``beta`` slows a batch down, unless ``batching`` names a model whose
-    measured slow-down is at hand. ``warmup`` is the share of requests that is played but not measured,
-    ``frozen`` names hosts whose engine accepts requests and stays silent from the first measured one on."""
+    measured slow-down is at hand; ``cache_blocks`` and ``shared_prompt`` are those of every engine. ``warmup`` is the
+    share of requests that is played but not measured, ``frozen`` names hosts whose engine accepts requests and stays
+    silent from the first measured one on."""
 
     name: str
     note: str = ""
@@ -70,6 +71,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     beta: float = 0.1
     batching: str | None = None
     cache_blocks: int = 0
+    shared_prompt: bool = True
     warmup: float = 0.1
     zipf_s: float = 1.0
     wire: WireSpec = WireSpec()
@@ -117,6 +119,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 beta=measured.slowdowns.get(self.batching or "", self.beta),
                 load_bytes_per_s=line.load_gib_s * GIB,
                 cache_blocks=self.cache_blocks,
+                shared_prompt=self.shared_prompt,
             ),
             max_queue=line.max_queue if line.max_queue is not None else 2 * line.slots,
             warm=tuple(warm),

@@ -69,6 +69,14 @@ def test_prompts_share_the_prompt_speed_and_answers_slow_each_other_by_beta():
     assert bench.ends == {0: 3_500, 1: 3_500}
 
 
+def test_plain_slots_do_not_slow_each_other():
+    bench = Bench(shared_prompt=False)
+    bench.submit()
+    bench.submit()
+    bench.run()
+    assert bench.ends == {0: 2_000, 1: 2_000}
+
+
 def test_beyond_its_slots_requests_wait_in_order():
     bench = Bench(slots=1)
     for _ in range(3):

@@ -108,8 +108,8 @@ def test_events_are_told_at_once_if_the_wire_says_so():
 
 def test_an_ingress_that_knows_better_refuses_and_the_router_decides_once_more():
     scenario = small("herd", 400, routers=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5))
-    scenario = replace(scenario, wire=replace(scenario.wire, period_ms=20_000))
-    result = played(scenario, "balanced", rho=0.9)
+    scenario = replace(scenario, wire=replace(scenario.wire, period_ms=8_000))
+    result = played(scenario, "balanced", rho=0.6)
     assert result.refusals > 0
     assert result.failed == 0
 
