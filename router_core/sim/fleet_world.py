@@ -10,8 +10,10 @@ from random import Random
 
 from msgspec import Struct
 
+from router_core.mesh.bucket import Bucket
 from router_core.placement.fleet import Fleet
 from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Liveness, ViewChange
 from router_core.record.state import EngineLoad, ModelState, Static, Volatile
@@ -24,18 +26,21 @@ from router_core.sim.timeline import Timeline
 DRAIN_MS = 4 * 3_600_000
 _STATIC_MS = 30_000
 _LEAD_PERIODS = 3
-_URGENT_BURST = 5
-_URGENT_MS = 500
 _BYTES_PER_TOKEN = (3.2, 4.4)
 
 
 class WireSpec(Struct, frozen=True, gc=False, kw_only=True):
-    """How pictures and requests travel: publish period, delay of a record, one way of a request, all in ms."""
+    """How pictures and requests travel: publish period, delay of a record, one way of a request, all in ms.
+
+    A refusal brings its host's newest record along. With ``urgent`` hosts also tell events at once, with ``replies``
+    answers bring a record along, too: as the daemon does; without them pictures are as old as the period makes them.
+    """
 
     period_ms: int = 2_000
     record_ms: int = 50
     link_ms: int = 1
     urgent: bool = False
+    replies: bool = False
 
 
 class Ask(Struct, gc=False, kw_only=True, eq=False):
@@ -103,8 +108,7 @@ class FleetWorld:
         self.asks: list[Ask] = []
         self.newest: list[ViewChange | None] = [None] * len(specs)
         self._static: list[tuple[int, Static] | None] = [None] * len(specs)
-        self._tokens = [float(_URGENT_BURST)] * len(specs)
-        self._token_ms = [0] * len(specs)
+        self._events = [Bucket(MeshPolicy.urgent_per_s_m, MeshPolicy.urgent_burst, 0) for _ in specs]
         self._open = 0
 
     @property
@@ -178,6 +182,12 @@ class FleetWorld:
             if other != index:
                 self.timeline.after(self.wire.record_ms, _hearing(router, change))
 
+    def tell_now(self, index: int) -> ViewChange | None:
+        """The newest statement of node ``index``: one of now if the mesh's rate of events allows it."""
+        if self._events[index].take(self.now):
+            self.publish(index)
+        return self.newest[index]
+
     def leaks(self) -> int:
         """Everything still booked or running; 0 after a complete run."""
         return sum(
@@ -213,13 +223,7 @@ class FleetWorld:
             or not _is_event(last.volatile, self.nodes[index].volatile(self.now))
         ):
             return
-        now = self.now
-        earned = (now - self._token_ms[index]) / _URGENT_MS
-        self._tokens[index] = min(float(_URGENT_BURST), self._tokens[index] + earned)
-        self._token_ms[index] = now
-        if self._tokens[index] >= 1.0:
-            self._tokens[index] -= 1.0
-            self.publish(index)
+        self.tell_now(index)
 
 
 def _is_event(old: Volatile, new: Volatile) -> bool:

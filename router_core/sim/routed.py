@@ -217,10 +217,7 @@ class _Flight:
         cause = admit(asked, fleet, world.now)
         if cause is not None:
             self._ask.refusals += 1
-            world.publish(attempt.place)
-            newest = world.newest[attempt.place]
-            if newest is not None:
-                world.timeline.after(world.wire.link_ms, partial(self._router.heard, newest))
+            self._bring_state(attempt.place)
             self._later(world.wire.link_ms, ev.IngressRefused(attempt=attempt.number, cause=cause.value))
             return
         row = own_row(fleet, choice.endpoint_name, choice.model)
@@ -245,7 +242,15 @@ class _Flight:
         )
         self._world.nodes[attempt.place].engine.submit(attempt.job)
 
+    def _bring_state(self, place: int) -> None:
+        """The serving node's newest record goes along with its reply."""
+        newest = self._world.tell_now(place)
+        if newest is not None:
+            self._world.timeline.after(self._world.wire.link_ms, partial(self._router.heard, newest))
+
     def _first_token(self, attempt: _Attempt) -> None:
+        if self._world.wire.replies and not attempt.choice.is_self:
+            self._bring_state(attempt.place)
         self._world.timeline.after(self._delay(attempt), partial(self._hear_first, attempt))
 
     def _hear_first(self, attempt: _Attempt) -> None:
