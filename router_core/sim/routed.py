@@ -1,7 +1,7 @@
 """Requests placed by anything with the face of ``decide``: the exchange machine that ships, driven at virtual time.
 
-Reservation in the step of the decision, the ingress's own admission, one more decision after a refusal, failover, the
-breaker, and what an ended attempt teaches: all as the daemon wires it. A client that is turned away with
+Reservation in the step of the decision, the ingress's own admission, one more decision after a refusal, failover and
+the breaker: all as the daemon wires it. A client that is turned away with
 ``Retry-After`` comes back, and its waiting counts. Refuses to know how a choice is made.
 """
 
@@ -10,7 +10,6 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from router_core.exchange import events as ev
@@ -21,12 +20,12 @@ from router_core.ids import id8_of
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
-from router_core.placement.ledger import Reservation
-from router_core.placement.record import Choice, Decision
+from router_core.placement.record import Decision
 from router_core.placement.request import Pin, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
-from router_core.profile.outcome import Outcome, Result
+from router_core.profile.outcome import Result
 from router_core.record.state import Capability, Dialect
+from router_core.sim.attempt import Attempt, learn
 from router_core.sim.engine import Job
 from router_core.sim.fleet_node import ENDPOINT
 from router_core.sim.fleet_world import Ask, FleetWorld
@@ -65,19 +64,6 @@ class Routed:
         _Flight(self, ask).begin()
 
 
-class _Attempt(Struct, gc=False, kw_only=True):
-    """One dispatch: where to, what is booked, and what was seen."""
-
-    number: int
-    choice: Choice
-    reservation: Reservation
-    sent_ms: int
-    place: int
-    job: Job | None = None
-    ticket: int | None = None
-    first_ms: int | None = None
-
-
 class _Flight:
     """One request under way."""
 
@@ -88,7 +74,7 @@ class _Flight:
         self._decide = routed.deciders[ask.arrival.router]
         self._router = world.routers[ask.arrival.router]
         self._try = 0
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         arrival = ask.arrival
         self._session = (
             arrival.blocks[_SESSION_BLOCK].to_bytes(8, "big")
@@ -131,7 +117,7 @@ class _Flight:
         if isinstance(action, ev.Decide):
             self._choose(action)
         elif isinstance(action, ev.Dial):
-            self._later(1 if self._remote() else 0, ev.Connected(attempt=action.attempt))
+            self._later(self._delay(self._current()), ev.Connected(attempt=action.attempt))
         elif isinstance(action, ev.SendRequest):
             self._send()
         elif isinstance(action, ev.SendBody):
@@ -169,7 +155,7 @@ class _Flight:
             self._later(0, turned)
             return
         place = world.place[choice.endpoint]
-        self._attempt = _Attempt(
+        self._attempt = Attempt(
             number=action.attempt,
             choice=choice,
             reservation=router.ledger.reserve(choice, world.now),
@@ -200,7 +186,7 @@ class _Flight:
         else:
             self._world.timeline.after(self._world.wire.link_ms, partial(self._at_ingress, attempt))
 
-    def _at_ingress(self, attempt: _Attempt) -> None:
+    def _at_ingress(self, attempt: Attempt) -> None:
         """The serving node's last word, before it takes the body."""
         world, choice = self._world, attempt.choice
         if attempt is not self._attempt:
@@ -227,7 +213,7 @@ class _Flight:
         local.accepted(router, self._router.ledger.inst, attempt.reservation.route_seq, world.now)
         self._later(world.wire.link_ms, ev.Continued(attempt=attempt.number))
 
-    def _submit(self, attempt: _Attempt) -> None:
+    def _submit(self, attempt: Attempt) -> None:
         if attempt is not self._attempt:
             self._unbook(attempt)
             return
@@ -248,12 +234,12 @@ class _Flight:
         if newest is not None:
             self._world.timeline.after(self._world.wire.link_ms, partial(self._router.heard, newest))
 
-    def _first_token(self, attempt: _Attempt) -> None:
+    def _first_token(self, attempt: Attempt) -> None:
         if self._world.wire.replies and not attempt.choice.is_self:
             self._bring_state(attempt.place)
         self._world.timeline.after(self._delay(attempt), partial(self._hear_first, attempt))
 
-    def _hear_first(self, attempt: _Attempt) -> None:
+    def _hear_first(self, attempt: Attempt) -> None:
         if attempt is not self._attempt or self._machine.state in ENDED:
             return
         attempt.first_ms = self._ask.first_ms = self._world.now
@@ -261,20 +247,20 @@ class _Flight:
         self._tell(ev.HeadReceived(attempt=attempt.number, status=200))
         self._tell(ev.FirstByteReceived(attempt=attempt.number))
 
-    def _answered(self, attempt: _Attempt) -> None:
+    def _answered(self, attempt: Attempt) -> None:
         self._unbook(attempt)
         if attempt is self._attempt:
             self._later(self._delay(attempt), ev.BodyEnded(attempt=attempt.number))
 
-    def _cancel(self, attempt: _Attempt) -> None:
+    def _cancel(self, attempt: Attempt) -> None:
         self._world.timeline.after(self._delay(attempt), partial(self._drop, attempt))
 
-    def _drop(self, attempt: _Attempt) -> None:
+    def _drop(self, attempt: Attempt) -> None:
         if attempt.job is not None:
             self._world.nodes[attempt.place].engine.cancel(attempt.job)
         self._unbook(attempt)
 
-    def _unbook(self, attempt: _Attempt) -> None:
+    def _unbook(self, attempt: Attempt) -> None:
         if attempt.ticket is not None:
             self._world.nodes[attempt.place].local.finish(attempt.ticket)
             attempt.ticket = None
@@ -292,10 +278,15 @@ class _Flight:
                 router.breakers.failed(outcome.endpoint, now, connection_refused=refused)
             else:
                 router.breakers.released(outcome.endpoint)
-        self._learn(attempt, Result.OK if outcome.result is ev.Result.DONE else _blame(outcome))
+        learn(
+            self._world,
+            self._ask,
+            attempt,
+            Result.OK if outcome.result is ev.Result.DONE else _blame(outcome),
+        )
         self._attempt = None
 
-    def _served(self, attempt: _Attempt) -> None:
+    def _served(self, attempt: Attempt) -> None:
         ask, choice = self._ask, attempt.choice
         ask.node = attempt.place
         ask.cold = attempt.job is not None and attempt.job.cold
@@ -303,57 +294,6 @@ class _Flight:
             tokens = choice.prompt_tokens + ask.arrival.output
             pin = Pin(endpoint=choice.endpoint, model=choice.model, tokens=tokens, at_ms=self._world.now)
             self._router.sessions.pin(self._session, pin)
-
-    # --- learning --------------------------------------------------------------------------------------------
-
-    def _learn(self, attempt: _Attempt, result: Result) -> None:
-        """What the attempt taught the client's router and, served by a peer, the serving one."""
-        learners = {self._ask.arrival.router}
-        if result is Result.OK:
-            learners.add(attempt.place)
-        for learner in sorted(learners):
-            self._teach(learner, attempt, result)
-
-    def _teach(self, learner: int, attempt: _Attempt, result: Result) -> None:
-        world, job, choice = self._world, attempt.job, attempt.choice
-        router = world.routers[learner]
-        row = world.fleet(learner).row(choice.endpoint, choice.model)
-        if row is None:
-            return
-        if row.is_self:
-            crowd = router.ledger.local.in_flight(row.endpoint) + 1
-        else:
-            owed = router.ledger.owed.get(row.key)
-            crowd = row.in_flight + (owed.requests if owed is not None else 0)
-        ended = job is not None and job.first_ms is not None and result is Result.OK
-        prompt_ms = load_ms = ttft_ms = None
-        if ended and job is not None and job.first_ms is not None and job.started_ms is not None:
-            until_first_ms = float((attempt.first_ms or world.now) - attempt.sent_ms)
-            if choice.resident:
-                prompt_ms, ttft_ms = float(job.first_ms - job.started_ms), until_first_ms
-            else:
-                expected_ms = 1000.0 * (
-                    choice.est.wait + choice.est.net + job.computed * row.prefill_s_per_token
-                )
-                load_ms = max(0.0, until_first_ms - expected_ms)
-        router.profiles.learn(
-            Outcome(
-                key=row.profile_key,
-                at_ms=world.now,
-                result=result,
-                concurrency=float(min(row.slots, max(1, crowd))),
-                text_bytes=self._ask.text_bytes,
-                prompt_tokens=job.computed if ended and job is not None else None,
-                cached_tokens=self._ask.arrival.prompt - job.computed if ended and job is not None else None,
-                prompt_ms=prompt_ms,
-                gen_tokens=self._ask.arrival.output if ended else None,
-                gen_ms=float(world.now - (attempt.first_ms or world.now)) if ended else None,
-                wait_ms=1000.0 * choice.est.wait,
-                net_ms=1000.0 * choice.est.net,
-                ttft_ms=ttft_ms,
-                load_ms=load_ms,
-            )
-        )
 
     # --- the client ------------------------------------------------------------------------------------------
 
@@ -385,14 +325,11 @@ class _Flight:
         if machine is self._machine:
             self._tell(event)
 
-    def _current(self) -> _Attempt:
+    def _current(self) -> Attempt:
         assert self._attempt is not None
         return self._attempt
 
-    def _remote(self) -> bool:
-        return not self._current().choice.is_self
-
-    def _delay(self, attempt: _Attempt) -> int:
+    def _delay(self, attempt: Attempt) -> int:
         return 0 if attempt.choice.is_self else self._world.wire.link_ms
 
 

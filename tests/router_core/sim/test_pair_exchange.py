@@ -4,17 +4,21 @@ from collections.abc import Callable
 from functools import partial
 
 from router_core.sim.baselines import pair_exchange as px
-from router_core.sim.baselines.pair import Proxy
+from router_core.sim.baselines.pair import Proxy, Snapshot
 from router_core.sim.timeline import Timeline
-from tests.router_core.sim.test_pair_ranking import a_proxy
+
+
+def idle(*nodes: str) -> Proxy:
+    """A proxy that ranks these nodes, all of them idle."""
+    proxy, none = Proxy(), dict.fromkeys(nodes, 0)
+    proxy.apply(Snapshot(generation=1, order=tuple(sorted(nodes)), pending=none, pressure=none))
+    return proxy
 
 
 class Trial:
     """One request against owners that behave by ``script`` (called with this trial, a node and the attempt)."""
 
-    def __init__(
-        self, script: Callable[["Trial", str, int], None], *owners: str, proxy: Proxy | None = None
-    ) -> None:
+    def __init__(self, script: Callable[["Trial", str, int], None], *owners: str) -> None:
         self.timeline = Timeline()
         self.present = list(owners)
         self.dials: list[tuple[str, int]] = []

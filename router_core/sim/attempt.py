@@ -1,0 +1,89 @@
+"""One dispatch of a simulated request, and what it teaches the routers that saw it.
+
+The client's router learns from every attempt, a serving peer's from good ones: tokens and times as an engine like
+llama.cpp tells them, the crowd in the batch as the router believes it. Refuses to dispatch.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router_core.placement.ledger import Reservation
+from router_core.placement.record import Choice
+from router_core.placement.rows import Row
+from router_core.profile.outcome import Outcome, Result
+from router_core.sim.engine import Job
+from router_core.sim.fleet_router import SimRouter
+from router_core.sim.fleet_world import Ask, FleetWorld
+
+
+class Attempt(Struct, gc=False, kw_only=True):
+    """Where a request was sent, what is booked for it, and what was seen. Times are ms."""
+
+    number: int
+    choice: Choice
+    reservation: Reservation
+    sent_ms: int
+    place: int
+    job: Job | None = None
+    ticket: int | None = None
+    first_ms: int | None = None
+
+
+def learn(world: FleetWorld, ask: Ask, attempt: Attempt, result: Result) -> None:
+    """Fold an ended attempt into the profiles of the routers that saw it."""
+    learners = {ask.arrival.router}
+    if result is Result.OK:
+        learners.add(attempt.place)
+    for learner in sorted(learners):
+        row = world.fleet(learner).row(attempt.choice.endpoint, attempt.choice.model)
+        if row is not None:
+            router = world.routers[learner]
+            router.profiles.learn(_outcome(router, row, ask, attempt, result, world.now))
+
+
+def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Result, now: int) -> Outcome:
+    choice, job, first_ms = attempt.choice, attempt.job, attempt.first_ms
+    told = Outcome(
+        key=row.profile_key,
+        at_ms=now,
+        result=result,
+        concurrency=_crowd(router, row),
+        text_bytes=ask.text_bytes,
+        wait_ms=1000.0 * choice.est.wait,
+        net_ms=1000.0 * choice.est.net,
+    )
+    if (
+        result is not Result.OK
+        or job is None
+        or first_ms is None
+        or job.started_ms is None
+        or job.first_ms is None
+    ):
+        return told
+    prompt_ms = load_ms = ttft_ms = None
+    until_first_ms = float(first_ms - attempt.sent_ms)
+    if choice.resident:
+        prompt_ms, ttft_ms = float(job.first_ms - job.started_ms), until_first_ms
+    else:
+        warm_ms = 1000.0 * (choice.est.wait + choice.est.net + job.computed * row.prefill_s_per_token)
+        load_ms = max(0.0, until_first_ms - warm_ms)
+    return replace(
+        told,
+        prompt_tokens=job.computed,
+        cached_tokens=ask.arrival.prompt - job.computed,
+        prompt_ms=prompt_ms,
+        gen_tokens=ask.arrival.output,
+        gen_ms=float(now - first_ms),
+        ttft_ms=ttft_ms,
+        load_ms=load_ms,
+    )
+
+
+def _crowd(router: SimRouter, row: Row) -> float:
+    """Requests in the batch, the one that has just ended included, as far as the router knows."""
+    if row.is_self:
+        busy = router.ledger.local.in_flight(row.endpoint) + 1
+    else:
+        owed = router.ledger.owed.get(row.key)
+        busy = row.in_flight + (owed.requests if owed is not None else 0)
+    return float(min(row.slots, max(1, busy)))
