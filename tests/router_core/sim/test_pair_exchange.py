@@ -26,7 +26,7 @@ class Trial:
         self.abandoned: list[int] = []
         self.answer: tuple[int, int] | None = None
         self._script = script
-        self.proxy = proxy or a_proxy(dict.fromkeys(owners, (0, 0)))
+        self.proxy = idle(*owners)
         self.machine = px.PairExchange(
             self.proxy, lambda: list(self.present), lambda node: node in self.present, lambda: 1.0, 0
         )
