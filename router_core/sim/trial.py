@@ -182,8 +182,8 @@ def _result(
     patience_s = world.policy.interactive.deadline_ms / 1000.0
     ttft = sorted(patience_s if ask.ttft_s is None else ask.ttft_s for ask in measured)
     total = sorted(patience_s if ask.total_s is None else ask.total_s for ask in measured)
-    ended_ms = max(ask.end_ms or world.now for ask in measured)
-    span_ms = max(1, ended_ms - measured[0].arrival.at_ms)
+    last_s = max(ask.arrival.at_ms / 1000.0 + (ask.total_s or patience_s) for ask in measured)
+    makespan_s = last_s - measured[0].arrival.at_ms / 1000.0
     engines = [node.engine for node in world.nodes]
     return Result(
         scenario=scenario.name,
@@ -203,11 +203,11 @@ def _result(
         loaded_gib=sum(engine.loaded_bytes for engine in engines) / GIB,
         memory=sum(engine.used_bytes for engine in engines)
         / sum(engine.spec.memory_bytes for engine in engines),
-        utilisation=sum(engine.busy_ms for engine in engines) / max(1, ended_ms) / len(engines),
+        utilisation=sum(engine.busy_ms for engine in engines) / max(1, world.now) / len(engines),
         away=sum(ask.away for ask in measured) / len(measured),
         refusals=sum(ask.refusals for ask in measured),
         retries=sum(ask.retries for ask in measured),
-        makespan_s=span_ms / 1000.0,
+        makespan_s=makespan_s,
         leaks=world.leaks(),
     )
 

@@ -90,6 +90,13 @@ def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request():
     assert (ours.failed, ours.leaks) == (0, 0)
 
 
+def test_a_request_that_got_no_answer_makes_the_whole_as_long_as_its_patience():
+    frozen = read_scenario("frozen")
+    result = played(replace(frozen, frozen=("a", "b")), "pair-1.0")
+    assert result.failed == frozen.load.requests
+    assert result.makespan_s == result.ttft_p50 == 600.0
+
+
 def a_world(scenario: Scenario, seed: int = 1) -> FleetWorld:
     return FleetWorld(scenario.specs(SUPPLY.measured), scenario.wire, seed)
 
