@@ -93,7 +93,7 @@ class NodeTargets:
         if status is None or not status.health.takes_requests or self._is_draining():
             return None
         known = self._known.get(endpoint)
-        if known is None or known[0] is not status:
+        if known is None or not _is_same_engine(known[0], status):
             known = self._known[endpoint] = (status, EngineTarget(status))
         return known[1]
 
@@ -158,3 +158,14 @@ class NodeTargets:
                 if facts.name == endpoint and facts.kind in _KINDS:
                     return EngineKind(facts.kind)
         return EngineKind.OPENAI
+
+
+def _is_same_engine(old: EndpointStatus, new: EndpointStatus) -> bool:
+    """True if a target made of ``old`` is one of ``new``: load and age, which change with every request, are not in
+    it."""
+    return old is new or (
+        old.manifest is new.manifest
+        and old.owned is new.owned
+        and old.credential is new.credential
+        and old.slots == new.slots
+    )

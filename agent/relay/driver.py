@@ -242,7 +242,7 @@ class Courier:
             return
         self._routed = chosen
         self._suspect = False
-        target = attempt_target(self._w.policy, self._w.targets, chosen, stream=self._asked.facts.stream)
+        target = attempt_target(self._w.policy, self._w.targets, chosen, self._asked.facts)
         self._step(ev.Decided(target=target))
 
     def _dial(self, action: ev.Dial) -> None:

@@ -2,6 +2,7 @@
 
 from agent.identity.certificate import server_name
 from agent.relay.attempt import Attempt
+from agent.relay.dialects.facts import Facts
 from agent.relay.headers import engine_head, passed_up, peer_head
 from agent.relay.intake import Request
 from agent.relay.ports import Asked, LocalEndpoint, Routed, Targets
@@ -17,6 +18,8 @@ _ENGINE_IDLE_MOST = 32
 _PEER_IDLE_MS = 60_000
 _PEER_IDLE_MOST = 8
 _PEER_MOST = 64
+_UNTOLD_TIMES = 4
+"""How many times the usual length an answer may get if its client did not say."""
 
 
 def place_of(targets: Targets, routed: Routed) -> tuple[Target, Options] | None:
@@ -48,18 +51,20 @@ def place_of(targets: Targets, routed: Routed) -> tuple[Target, Options] | None:
     )
 
 
-def attempt_target(
-    policy: ExchangePolicy, targets: Targets, routed: Routed, *, stream: bool
-) -> events.Target:
-    """What the exchange machine needs to know of where an attempt goes."""
+def attempt_target(policy: ExchangePolicy, targets: Targets, routed: Routed, facts: Facts) -> events.Target:
+    """What the exchange machine needs to know of where an attempt goes.
+
+    An answer that comes whole is silent as long as it grows, so its patience goes by the longest it may get, not by
+    what such answers usually are.
+    """
     connect_ms, configured_ms, idle_ms = policy.connect_ms, 0, policy.idle_ms
     if routed.node is None and (endpoint := targets.local(routed.endpoint)) is not None:
         connect_ms, configured_ms, idle_ms = endpoint.connect_ms, endpoint.first_byte_ms, endpoint.idle_ms
     limit = first_byte_limit_ms(
         ttft_ms=routed.ttft_ms,
         load_ms=routed.load_ms,
-        ect_ms=routed.ect_ms,
-        stream=stream,
+        ect_ms=routed.ect_ms + _longer_by(routed, facts) * routed.gap_ms,
+        stream=facts.stream,
         configured_ms=configured_ms,
         floor_ms=policy.first_byte_floor_ms,
     )
@@ -70,6 +75,13 @@ def attempt_target(
         first_byte_ms=limit,
         idle_ms=idle_ms,
     )
+
+
+def _longer_by(routed: Routed, facts: Facts) -> int:
+    """Tokens by which an answer may exceed the expected ones."""
+    usual = routed.output_tokens
+    cap = _UNTOLD_TIMES * usual if facts.max_tokens is None else facts.max_tokens * max(1, facts.n or 1)
+    return max(0, cap - usual) if usual else 0
 
 
 def engine_request(

@@ -22,7 +22,7 @@ LIFE = {
     "ExecReload": ["kill -HUP $MAINPID"],
     "WatchdogSec": ["30"],
     "Restart": ["on-failure"],
-    "RestartSec": ["2"],
+    "RestartSec": ["5"],
     "RestartPreventExitStatus": ["78"],
     "TimeoutStopSec": ["15"],
 }
