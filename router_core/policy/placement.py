@@ -57,7 +57,7 @@ class PlacementPolicy:
     pareto_eps: float = 0.02
     tie_fixed: float = 0.01
     tie_per_period: float = 0.02
-    herd_floor: float = 3.0
+    herd_floor: float = 1.0
     herd_cap: float = 8.0
     herd_cap_crowd: float = 16.0
     herd_crowd: int = 8

@@ -212,7 +212,7 @@ def test_a_wrong_request_is_told_from_a_missed_gate(told, capsys):
 
 
 def test_a_scenario_may_build_on_another():
-    skew, herd = simulate_placement.read_scenario("skew"), simulate_placement.read_scenario("herd")
+    skew, herd = simulate_placement.read_scenario("skew"), simulate_placement.read_scenario("herd-slots")
     assert skew.node == herd.node
     assert skew.load == replace(herd.load, rhos=(0.7,), routers=skew.load.routers)
 

@@ -151,3 +151,8 @@ def test_the_shipped_decision_is_what_is_simulated():
     dispatch = POLICIES["balanced"](world, Random(1))
     assert isinstance(dispatch, Routed)
     assert all(decider is decide for decider in dispatch.deciders)
+
+
+def test_clients_that_all_use_one_router_wait_hardly_longer_than_spread_ones():
+    even, skew = (played(small(name, 500), "balanced", seed=2) for name in ("herd-slots", "skew"))
+    assert skew.ttft_p95 <= 1.3 * even.ttft_p95
