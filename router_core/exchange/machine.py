@@ -49,6 +49,7 @@ class Exchange:
         self._tried: frozenset[Endpoint] = frozenset()
         self._refused: frozenset[Endpoint] = frozenset()
         self._spared_refusal = False
+        self._spared_connects = 0
         self._spared_error = False
         self._target: ev.Target | None = None
         self._redialled = False
@@ -174,6 +175,9 @@ class Exchange:
             self._limits = {k: v for k, v in self._limits.items() if k is Cause.DEADLINE}
             self._limits[Cause.CONNECT_TIMEOUT] = now + self._current().connect_ms
             return [ev.Redial(attempt=self.attempt)]
+        if event.cause is Cause.CONNECT_REFUSED and self._spared_connects < self._policy.refused_connects:
+            self._spared_connects += 1
+            self._dispatches -= 1
         return self._fail_over(event.cause, now)
 
     def _fail_over(self, cause: Cause | None, now: int) -> list[ev.Action]:

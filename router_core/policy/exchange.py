@@ -9,10 +9,12 @@ from router_core.errors import LocalMisuse
 class ExchangePolicy:
     """Milliseconds unless the name says otherwise.
 
-    ``attempts`` counts dispatches; the first refusal by a peer's ingress is not one of them.
+    ``attempts`` counts dispatches; the first refusal by a peer's ingress is not one of them, nor are the first
+    ``refused_connects`` connections that a host refused at once: they took no time and began nothing.
     """
 
     attempts: int = 3
+    refused_connects: int = 5
     connect_ms: int = 2_000
     continue_ms: int = 2_000
     first_byte_floor_ms: int = 10_000

@@ -93,6 +93,8 @@ async def test_the_drivers_process_reads_its_gpu_in_the_sandbox(tmp_path: Path) 
     driver = FakeDriver(tmp_path / "driver")
     node = Node(name="alone", ip="127.0.0.2", base=tmp_path / "n", prefix=LAUNCHER, more_env=driver.environ)
     node.write_settings([])
+    toml = node.config / "pairmesh.toml"
+    toml.write_text(toml.read_text().replace('nvml = "off"', 'nvml = "auto"'))
     async with closing(Cluster(base=tmp_path, nodes=[node], engines=[])):
         await node.start()
         await wait_for(lambda: reads(driver), 20, "the GPU is read")

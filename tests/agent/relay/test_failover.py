@@ -149,13 +149,25 @@ async def test_silence_past_the_first_byte_limit_goes_to_the_next_endpoint() -> 
 
 
 async def test_at_most_three_endpoints_are_tried() -> None:
-    ports = [free_port() for _ in range(5)]
-    async with running(*ports) as relay:
+    async with (
+        Recorder(eof) as one,
+        Recorder(eof) as two,
+        Recorder(eof) as three,
+        Recorder(eof) as four,
+        running(one.port, two.port, three.port, four.port) as relay,
+    ):
         heard = await ask(relay.port, post(relay.port))
         assert (heard.status, code_of(heard)) == (502, "upstream_unreachable")
         assert heard.headers["x-should-retry"] == "false"
         assert relay.watch.results() == ["failed"] * 3
         relay.assert_idle()
+
+
+async def test_endpoints_that_are_simply_down_use_up_no_attempt() -> None:
+    async with Recorder() as up, running(*(free_port() for _ in range(4)), up.port) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        assert heard.status == 200
+        assert relay.watch.results() == ["failed"] * 4 + ["done"]
 
 
 async def test_with_nothing_left_the_last_upstreams_own_answer_is_told() -> None:

@@ -111,7 +111,7 @@ def test_each_failover_avoids_what_was_tried_and_the_third_failure_is_told() -> 
     run = Run()
     for name in ("a", "b", "c"):
         run.dialled(name)
-        last = run.lost(Cause.CONNECT_REFUSED)
+        last = run.lost(Cause.CONNECT_TIMEOUT)
     decides = [action for action in run.actions if isinstance(action, ev.Decide)]
     assert [each.tried for each in decides] == [frozenset(), {key("a")}, {key("a"), key("b")}]
     assert last[-1] == ev.Reply(status=502, code="upstream_unreachable", retry_after_s=None)
@@ -210,6 +210,19 @@ def test_a_stale_connection_is_redialled_once_and_not_counted() -> None:
     assert "Decide" in kinds(run.lost(Cause.EOF, stale=True))
     assert run.machine.dispatches == 1
     assert len(run.outcomes()) == 1
+
+
+def test_connections_refused_at_once_use_up_no_attempt_until_there_are_too_many() -> None:
+    run = Run().dialled("n0")
+    for number in range(1, POLICY.refused_connects + 1):
+        assert "Decide" in kinds(run.lost(Cause.CONNECT_REFUSED))
+        assert run.machine.dispatches == 0
+        run.dialled(f"n{number}")
+    for number in range(POLICY.attempts - 1):
+        assert "Decide" in kinds(run.lost(Cause.CONNECT_REFUSED))
+        run.dialled(f"m{number}")
+    assert "Decide" not in kinds(run.lost(Cause.CONNECT_REFUSED))
+    assert len(run.outcomes()) == POLICY.refused_connects + POLICY.attempts
 
 
 def test_silence_past_the_first_byte_limit_is_a_failover_then_504() -> None:
@@ -376,5 +389,5 @@ def test_every_attempt_has_one_outcome_and_every_request_at_most_one_reply(
         assert "Dial" not in after
         assert "Reply" not in after
     assert run.machine.dispatches <= POLICY.attempts
-    assert names.count("Dial") <= POLICY.attempts + 1
+    assert names.count("Dial") <= POLICY.attempts + 1 + POLICY.refused_connects
     assert sum(each.fault for each in run.outcomes() if each.result is ev.Result.CANCELLED) == 0

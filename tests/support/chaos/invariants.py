@@ -53,14 +53,17 @@ def sent_only_where_allowed(trace: Sequence[Line]) -> list[str]:
 
 
 def stamps_only_rise(trace: Sequence[Line]) -> list[str]:
-    """I2: per origin (epoch, seq) never falls within a process life, nor its epoch across lives.
+    """I2: per origin (epoch, seq) never falls within a process life, and no life ends on an older epoch than one before
+    it held.
 
-    A ``seq`` of 0 says that no picture is held, as after a move to another mesh.
+    A life that was killed may have lost up to a minute of floors, so a third node's old record can come in first; the
+    newest one must follow. A ``seq`` of 0 says that no picture is held, as after a move to another mesh.
     """
     found = []
     newest_epoch: dict[str, int] = {}
+    held: dict[str, tuple[int, int]] = {}
     for number, life in enumerate(lives(trace)):
-        held: dict[str, tuple[int, int]] = {}
+        held = {}
         for line in life:
             if line["e"] != "record" or not line["seq"]:
                 continue
@@ -69,10 +72,13 @@ def stamps_only_rise(trace: Sequence[Line]) -> list[str]:
                 found.append(
                     f"life {number}: {origin} fell from {held[origin]} to {stamp} as {line['state']}"
                 )
-            if stamp[0] < newest_epoch.get(origin, 0):
-                found.append(f"life {number}: epoch of {origin} fell to {stamp[0]}")
             held[origin] = stamp
             newest_epoch[origin] = max(newest_epoch.get(origin, 0), stamp[0])
+    found += [
+        f"the last life ended with epoch {stamp[0]} of {origin}, {newest_epoch[origin]} was held before"
+        for origin, stamp in held.items()
+        if stamp[0] < newest_epoch[origin]
+    ]
     return found
 
 
