@@ -124,30 +124,37 @@ async def test_files_that_can_be_made_anew_cost_nothing_but_what_was_in_them(who
         assert {line["outcome"] for line in lines} == {"whole"}
 
 
-async def test_a_roster_entry_in_ruins_is_set_aside_and_the_rest_stays(whole: Mesh) -> None:
-    a, b = whole["a"], whole["b"]
-    await b.kill()
-    ruin(b.state / "roster" / a.node_id, "truncated")
-    await b.start()
-    assert set(await b.members()) == {"b", "c"}
-    assert any(a.node_id in fault for fault in await b.faults())
-    own = await a.do("trust-export")
-    await b.do("trust-add", file=own["file"], id=own["id"])
-    await whole.full_view()
+async def test_a_roster_entry_in_ruins_is_set_aside_and_the_rest_stays(run: Run) -> None:
+    base = run.base / "entry"
+    base.mkdir()
+    async with meshed(base, "entry", ("a", "b", "c")) as mesh:
+        a, b = mesh["a"], mesh["b"]
+        await b.kill()
+        ruin(b.state / "roster" / a.node_id, "truncated")
+        await b.start()
+        assert set(await b.members()) == {"b", "c"}
+        assert any(a.node_id in fault for fault in await b.faults())
+        own = await a.do("trust-export")
+        await b.do("trust-add", file=own["file"], id=own["id"])
+        await mesh.full_view()
 
 
-async def test_an_identity_in_ruins_is_refused_and_never_replaced(whole: Mesh) -> None:
-    b = whole["b"]
-    await b.kill()
-    for name in ("identity/key.pem", "identity/mesh"):
-        for how in ("truncated", "empty"):
-            path = b.state / name
-            saved = b.base / "saved"
-            shutil.copytree(path.parent, saved)
-            ruin(path, how)
-            assert path.name in await refused(b)
-            shutil.rmtree(path.parent)
-            shutil.copytree(saved, path.parent)
-            shutil.rmtree(saved)
-    await b.start()
-    assert (await b.get("/v1/status"))["own"]["id"] == b.node_id
+async def test_an_identity_in_ruins_is_refused_and_never_replaced(run: Run) -> None:
+    base = run.base / "identity"
+    base.mkdir()
+    async with meshed(base, "identity", ("a", "b")) as mesh:
+        b = mesh["b"]
+        await b.kill()
+        for name in ("identity/key.pem", "identity/mesh"):
+            for how in ("truncated", "empty"):
+                path = b.state / name
+                saved = b.base / "saved"
+                shutil.copytree(path.parent, saved)
+                ruin(path, how)
+                assert path.name in await refused(b)
+                shutil.rmtree(path.parent)
+                shutil.copytree(saved, path.parent)
+                shutil.rmtree(saved)
+        await b.start()
+        assert (await b.get("/v1/status"))["own"]["id"] == b.node_id
+        await mesh.full_view()
