@@ -56,7 +56,7 @@ async def killed_again_and_again(node: NodeProc, kills: int, rng: Random) -> lis
     """Kill ``node`` at moments that ``rng`` draws, while it serves or starts; its epochs in order."""
     epochs = [await node.epoch()]
     loop = asyncio.get_running_loop()
-    starts: deque[float] = deque(maxlen=LIVES)
+    starts: deque[float] = deque([loop.time()], maxlen=LIVES)
 
     async def rested() -> None:
         if len(starts) == LIVES:
