@@ -359,9 +359,6 @@ class InferringAdapter(EngineAdapter, Protocol):
         before every ``observe``."""
 
 
-Endpoints = Mapping[str, EndpointStatus]
-
-
 def own_load(in_flight: int, slots: int | None) -> EngineLoad:
     """Load of an engine that tells none: our own requests over its ``slots`` (unknown counts as 1)."""
     places = slots or 1

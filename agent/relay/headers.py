@@ -55,15 +55,9 @@ _UNPASSABLE = frozenset(
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRACE = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _REASONS: Final = {status.value: status.phrase.encode("ascii") for status in HTTPStatus} | {
     529: b"Overloaded"
 }
-
-
-def has_control(raw_head: bytes) -> bool:
-    """True if a raw head holds a byte that no header value may: controls other than HTAB, CR and LF."""
-    return _CONTROL.search(raw_head) is not None
 
 
 def value_of(headers: Headers, name: bytes) -> bytes | None:

@@ -312,10 +312,6 @@ class ServerConnection(asyncio.Protocol):
         tls = self._transport.get_extra_info("ssl_object")
         return None if tls is None else tls.getpeercert(binary_form=True)
 
-    def peer_ip(self) -> str | None:
-        name = self._transport.get_extra_info("peername")
-        return name[0] if name else None
-
     def tick(self, now: int) -> None:
         """Called about once a second: enforce what is late."""
         if self._stalled_at is not None:

@@ -34,9 +34,6 @@ class Scales(Struct, frozen=True, kw_only=True):
         return Prior(prompt=prior.prompt * prompt, gen=prior.gen * gen, load_s=prior.load_s * load)
 
 
-UNSCALED = Scales(by_model={kind: {} for kind in _KINDS}, over_all={})
-
-
 def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
     """The scales that ``profiles`` suggest for these rows."""
     ratios: dict[str, dict[str, list[float]]] = {kind: {} for kind in _KINDS}

@@ -72,11 +72,6 @@ class CpuSplit:
         """Drop the last sample, so that the next difference spans no suspend."""
         self._last = None
 
-    def note_work(self, in_flight: bool, now: int) -> None:
-        """Tell whether a request, load or unload of ours is in flight at a local engine."""
-        if in_flight:
-            self._trace.note(now)
-
     def fold(self, sample: HostSample, *, engines_up: int) -> None:
         """Take the next sample. ``engines_up`` is how many local engines run; all of them must be counted in
         ``sample.engines`` for their share to be known. A sample already seen changes nothing."""

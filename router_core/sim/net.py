@@ -36,10 +36,6 @@ class Pipe:
         self.on_busy: Callable[[bool], None] = lambda busy: None
         self.on_timeout: Callable[[], None] = lambda: None
 
-    @property
-    def is_held(self) -> bool:
-        return bool(self._held)
-
     def write(self, data: bytes | None) -> None:
         if self.broken:
             return

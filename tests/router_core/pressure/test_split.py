@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.pressure.samples import CpuTimes, EngineCgroup, HostSample, Status, measured
-from router_core.pressure.split import Cooldown, CpuSplit
+from router_core.pressure.split import Cooldown, CpuSplit, OwnTrace
 from tests.support.host_samples import host
 
 
@@ -58,15 +58,16 @@ def test_steal_and_parts_that_ran_backwards_are_no_busy_time() -> None:
 
 
 def test_an_uncounted_engine_makes_everything_external_only_while_nothing_of_ours_runs() -> None:
-    split = CpuSplit()
+    trace = OwnTrace()
+    split = CpuSplit(trace)
     for second in (1, 2, 3):
         split.fold(busy(second, 4), engines_up=1)
     assert split.external_pct.value == pytest.approx(50)
     for second in range(4, 64):
-        split.note_work(True, second * 1_000)
+        trace.note(second * 1_000)
         split.fold(busy(second, 8), engines_up=1)
     assert (split.external_pct.value, split.external_pct.taken_ms) == (pytest.approx(50), 63_000)
-    split.note_work(True, 64_000)
+    trace.note(64_000)
     split.fold(busy(64, 8), engines_up=1)
     assert (split.external_pct.status, split.external_pct.value) == (Status.UNKNOWN, None)
     split.fold(busy(65, 8), engines_up=1)
