@@ -36,10 +36,8 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 async def mesh(run: Run, request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
     """Nodes that find each other by multicast: three, or those that the module names as ``HOSTS``."""
     module = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-    base = run.base / module
-    base.mkdir()
     hosts = getattr(request.module, "HOSTS", ("a", "b", "c"))
-    async with meshed(base, module[:8], hosts) as made:
+    async with meshed(run.base, module[:8], hosts) as made:
         for name in made.nodes:
             await made.burst(name, 12)
         await made.quiesce()

@@ -54,9 +54,7 @@ async def test_a_full_disk_stops_no_request(whole: Mesh) -> None:
 
 
 async def test_a_removal_made_on_a_full_disk_holds_and_is_stored_when_there_is_room(run: Run) -> None:
-    base = run.base / "removal"
-    base.mkdir()
-    async with meshed(base, "removal", ("a", "b")) as mesh:
+    async with meshed(run.base, "removal", ("a", "b")) as mesh:
         a, b = mesh["a"], mesh["b"]
         entry = b.state / "roster" / a.node_id
         kept = entry.read_bytes()
@@ -125,9 +123,7 @@ async def test_files_that_can_be_made_anew_cost_nothing_but_what_was_in_them(who
 
 
 async def test_a_roster_entry_in_ruins_is_set_aside_and_the_rest_stays(run: Run) -> None:
-    base = run.base / "entry"
-    base.mkdir()
-    async with meshed(base, "entry", ("a", "b", "c")) as mesh:
+    async with meshed(run.base, "entry", ("a", "b", "c")) as mesh:
         a, b = mesh["a"], mesh["b"]
         await b.kill()
         ruin(b.state / "roster" / a.node_id, "truncated")
@@ -140,9 +136,7 @@ async def test_a_roster_entry_in_ruins_is_set_aside_and_the_rest_stays(run: Run)
 
 
 async def test_an_identity_in_ruins_is_refused_and_never_replaced(run: Run) -> None:
-    base = run.base / "identity"
-    base.mkdir()
-    async with meshed(base, "identity", ("a", "b")) as mesh:
+    async with meshed(run.base, "identity", ("a", "b")) as mesh:
         b = mesh["b"]
         await b.kill()
         for name in ("identity/key.pem", "identity/mesh"):

@@ -72,9 +72,7 @@ async def test_an_engine_that_dies_in_mid_answer_without_a_stream_is_served_else
 
 
 async def test_an_engine_that_is_silent_is_left_at_the_limit_and_named(run: Run) -> None:
-    base = run.base / "silent"
-    base.mkdir()
-    async with meshed(base, "silent", ("a", "b"), first_byte_ms=FIRST_BYTE_MS) as mesh:
+    async with meshed(run.base, "silent", ("a", "b"), first_byte_ms=FIRST_BYTE_MS) as mesh:
         engine = mesh["a"].engine
         assert engine is not None
         engine.behave(Behaviour(kind="silent"))

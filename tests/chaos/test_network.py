@@ -118,9 +118,7 @@ async def test_multicast_that_ends_later_changes_nothing_and_a_fourth_joins_by_a
 
 
 async def test_without_multicast_nodes_form_a_mesh_by_their_settings(run: Run) -> None:
-    base = run.base / "static"
-    base.mkdir()
-    async with meshed(base, "static", ("a", "b", "c"), static=True, multicast=False) as mesh:
+    async with meshed(run.base, "static", ("a", "b", "c"), static=True, multicast=False) as mesh:
         lines = await mesh.burst("b", 12)
         assert {line["outcome"] for line in lines} == {"whole"}
         await mesh.quiet()

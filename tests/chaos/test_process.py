@@ -120,9 +120,7 @@ async def test_fifty_kills_at_random_moments_lose_no_request_and_no_file(whole: 
 
 
 async def test_chats_on_a_node_that_freezes_are_served_by_the_other(run: Run) -> None:
-    base = run.base / "frozen"
-    base.mkdir()
-    async with meshed(base, "frozen", ("a", "b"), slots=4) as mesh:
+    async with meshed(run.base, "frozen", ("a", "b"), slots=4) as mesh:
         seen = await freeze_one(mesh, at="a", victim="b", tokens=320)
         sys.stdout.write(
             f"\n{CHATS} chats: healthy {seen.healthy_s:.1f} s, one frozen {seen.frozen_s:.1f} s, "

@@ -185,7 +185,7 @@ def told(document: Any) -> list[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def meshed(
-    base: Path,
+    under: Path,
     name: str,
     hosts: Sequence[str],
     *,
@@ -194,7 +194,12 @@ async def meshed(
     slots: int = 8,
     first_byte_ms: int = 0,
 ) -> AsyncIterator[Mesh]:
-    """A mesh that is READY, paired and warm. ``static``: nodes know each other's addresses from their settings."""
+    """A mesh that is READY, paired and warm, in the new folder ``under / name``.
+
+    ``static``: nodes know each other's addresses from their settings.
+    """
+    base = under / name
+    base.mkdir()
     mesh = Mesh(base=base, lan=Lan.made(name, hosts), nodes={})
     try:
         if not multicast:
