@@ -16,6 +16,8 @@ from router_core.ids import Id16
 
 DESCRIPTOR_RESERVE: Final = 64
 PER_ID: Final = {Port.LINK: limits.LINKS_PER_ID, Port.INGRESS: limits.INGRESS_PER_ID}
+PER_PORT: Final = {Port.INGRESS: limits.INGRESS_CONNECTIONS}
+"""Authenticated connections of all members together. Links need no such bound: a roster has few members."""
 
 
 class Refusal(Enum):
@@ -27,6 +29,7 @@ class Refusal(Enum):
     HANDSHAKE = "handshake"
     STRANGER = "stranger"
     PER_ID = "per_id"
+    PER_PORT = "per_port"
 
 
 class Admittance:
@@ -37,7 +40,7 @@ class Admittance:
         self._by_ip: Counter[str] = Counter()
         self._pending = 0
         self._live: dict[tuple[Port, Id16], set[asyncio.Transport]] = {}
-        self._open = 0
+        self._open: Counter[Port] = Counter()
 
     @property
     def pending(self) -> int:
@@ -48,7 +51,7 @@ class Admittance:
         """Why nothing at all should be accepted now, if so."""
         if self._pending >= limits.UNAUTHENTICATED:
             return Refusal.UNAUTHENTICATED
-        if self._pending + self._open >= self._most:
+        if self._pending + self._open.total() >= self._most:
             return Refusal.DESCRIPTORS
         return None
 
@@ -69,11 +72,13 @@ class Admittance:
 
     def register(self, port: Port, id16: Id16, transport: asyncio.Transport) -> Refusal | None:
         """Count ``transport`` as a live connection of ``id16`` until ``release``, or say why not."""
+        if port in PER_PORT and self._open[port] >= PER_PORT[port]:
+            return Refusal.PER_PORT
         live = self._live.setdefault((port, id16), set())
         if len(live) >= PER_ID[port]:
             return Refusal.PER_ID
         live.add(transport)
-        self._open += 1
+        self._open[port] += 1
         return None
 
     def release(self, port: Port, id16: Id16, transport: asyncio.Transport) -> None:
@@ -81,7 +86,7 @@ class Admittance:
         if live is None or transport not in live:
             return
         live.remove(transport)
-        self._open -= 1
+        self._open[port] -= 1
         if not live:
             del self._live[port, id16]
 
@@ -98,7 +103,7 @@ class Admittance:
 
     def live(self, port: Port) -> int:
         """Authenticated connections on ``port``."""
-        return sum(len(live) for (at, _), live in self._live.items() if at is port)
+        return self._open[port]
 
 
 Refused = Callable[[Port, Refusal], None]
