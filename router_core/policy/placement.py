@@ -6,6 +6,7 @@ The defaults are the preset ``balanced``. Refuses to know where the numbers come
 from dataclasses import dataclass, field
 
 from router_core.errors import LocalMisuse
+from router_core.policy.authority import AuthorityPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class PlacementPolicy:
     session_headers: tuple[str, ...] = ("x-claude-code-session-id",)
     nearest_names: int = 3
     candidates_kept: int = 16
+    authority: AuthorityPolicy = field(default_factory=AuthorityPolicy)
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.herd_floor <= self.herd_cap <= self.herd_cap_crowd:

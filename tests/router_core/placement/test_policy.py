@@ -3,6 +3,7 @@
 import pytest
 
 from router_core.errors import LocalMisuse
+from router_core.policy.authority import AuthorityMode, AuthorityPolicy
 from router_core.policy.placement import ClassTargets, PlacementPolicy, Weights
 from router_core.policy.profile import ProfilePolicy
 
@@ -37,3 +38,48 @@ def test_the_default_is_the_balanced_preset():
     assert policy.name == "balanced"
     assert (policy.weights.slo, policy.weights.memory, policy.weights.switch) == (0.5, 0.2, 0.15)
     assert (policy.weights.pressure, policy.weights.speed) == (0.15, 0.1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:9000",
+        "http://127.8.0.1:9000/place",
+        "http://[::1]:9000/",
+        "unix:/run/authority.sock",
+    ],
+)
+def test_an_authority_is_asked_on_this_host(url):
+    assert AuthorityPolicy(mode=AuthorityMode.ADVISORY, url=url).url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.168.1.7:9000",
+        "http://0.0.0.0:9000",
+        "http://localhost:9000",
+        "http://example.org:9000",
+        "https://127.0.0.1:9000",
+        "http://127.0.0.1",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1:99999",
+        "http://user:secret@127.0.0.1:9000",
+        "http://127.0.0.1:9000/?model=x",
+        "http://127.0.0.1:9000/a b",
+        "http://127.0.0.1:9000/\nHost: elsewhere",
+        "unix:run/authority.sock",
+        "unix:/" + "x" * 107,
+        "ftp://127.0.0.1:9000",
+        "127.0.0.1:9000",
+        "http://[::1",
+    ],
+)
+def test_no_other_place_is_an_authority(url):
+    with pytest.raises(LocalMisuse, match="authority url"):
+        AuthorityPolicy(mode=AuthorityMode.ADVISORY, url=url)
+
+
+def test_an_authority_that_counts_needs_an_address():
+    with pytest.raises(LocalMisuse, match="needs a url"):
+        AuthorityPolicy(mode=AuthorityMode.AUTHORITATIVE)
