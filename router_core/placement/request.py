@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from router_core.ids import NodeId, NodeName
 from router_core.placement.reasons import HintOutcome
+from router_core.policy.placement import Locality as Locality
+from router_core.policy.placement import Match as Match
 from router_core.record.state import Capability, Dialect
 
 Endpoint = str
@@ -22,23 +24,6 @@ class RequestClass(Enum):
     INTERACTIVE = "interactive"
     BATCH = "batch"
     BACKGROUND = "background"
-
-
-class Locality(Enum):
-    """How far a request may go: this node, paired nodes, or (where allowed) out of the mesh."""
-
-    HOST = "host"
-    MESH = "mesh"
-    ANY = "any"
-
-
-class Match(Enum):
-    """How loosely the model may be matched."""
-
-    EXACT = "exact"
-    QUANT = "quant"
-    FAMILY = "family"
-    ANY = "any"
 
 
 class NodeRef(Struct, frozen=True, gc=False, kw_only=True):

@@ -4,9 +4,35 @@ The defaults are the preset ``balanced``. Refuses to know where the numbers come
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from router_core.errors import LocalMisuse
 from router_core.policy.authority import AuthorityPolicy
+
+
+class Match(Enum):
+    """How loosely a model may be matched, from the model itself to any that the operator put into the pool."""
+
+    EXACT = "exact"
+    QUANT = "quant"
+    FAMILY = "family"
+    ANY = "any"
+
+    @property
+    def level(self) -> int:
+        """0 is strict."""
+        return _LEVELS[self]
+
+
+class Locality(Enum):
+    """How far a request may go: this node, paired nodes, or (where allowed) out of the mesh."""
+
+    HOST = "host"
+    MESH = "mesh"
+    ANY = "any"
+
+
+_LEVELS = {match: level for level, match in enumerate(Match)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +66,12 @@ class ClassTargets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
-    """Everything a decision is tuned by. Seconds, bytes and tokens unless the name says otherwise."""
+    """Everything a decision is tuned by. Seconds, bytes and tokens unless the name says otherwise.
+
+    ``match_penalties`` are those of ``quant``, ``family`` and ``any``. One of these levels opens if no row of a stricter
+    one risks its targets by less than ``match_opens_at``. ``match_min_bits`` per weight is the least that may stand in
+    for another quantisation.
+    """
 
     name: str = "balanced"
     weights: Weights = field(default_factory=Weights)
@@ -50,6 +81,12 @@ class PlacementPolicy:
     aliases: tuple[tuple[str, tuple[str, ...]], ...] = ()
     alias_step: float = 0.05
     alias_most: float = 0.20
+    match_cap: Match = Match.ANY
+    match_min_bits: float = 4.0
+    match_any_pool: tuple[str, ...] = ()
+    match_penalties: tuple[float, float, float] = (0.1, 0.3, 0.5)
+    match_opens_at: float = 0.5
+    spill_cap: Locality = Locality.MESH
     hint_bonus: float = 0.15
     affinity_bonus: float = 0.15
     affinity_ms: int = 600_000
@@ -85,6 +122,12 @@ class PlacementPolicy:
                 raise LocalMisuse(f"{name} is {getattr(self, name)}, must be above 0")
         if not 0.0 <= self.pareto_eps < 1.0:
             raise LocalMisuse(f"pareto_eps is {self.pareto_eps}, allowed is 0..1")
+        if not 0.0 <= self.match_min_bits <= 64.0:
+            raise LocalMisuse(f"match_min_bits is {self.match_min_bits}, allowed is 0..64")
+        if list(self.match_penalties) != sorted(self.match_penalties) or self.match_penalties[0] < 0.0:
+            raise LocalMisuse(f"match_penalties are {self.match_penalties}, must rise from 0 or more")
+        if not 0.0 <= self.match_opens_at <= 1.0:
+            raise LocalMisuse(f"match_opens_at is {self.match_opens_at}, allowed is 0..1")
         for alias, names in self.aliases:
             if not names:
                 raise LocalMisuse(f"alias {alias!r} names no model")
