@@ -71,6 +71,7 @@ class PlacementPolicy:
     ``match_penalties`` are those of ``quant``, ``family`` and ``any``. One of these levels opens if no row of a stricter
     one risks its targets by less than ``match_opens_at``. ``match_min_bits`` per weight is the least that may stand in
     for another quantisation.
+    ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
     """
 
     name: str = "balanced"
@@ -113,6 +114,7 @@ class PlacementPolicy:
     nearest_names: int = 3
     candidates_kept: int = 16
     authority: AuthorityPolicy = field(default_factory=AuthorityPolicy)
+    realloc_enabled: bool = False
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.herd_floor <= self.herd_cap <= self.herd_cap_crowd:
