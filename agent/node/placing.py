@@ -17,12 +17,13 @@ from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned
 from router_core.exchange.events import Result
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision, record_of
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.ledger import Ledger
 from router_core.placement.reasons import HintOutcome, Reason
-from router_core.placement.record import Attempt, Choice, Decision, DecisionRecord, Ending
+from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
 from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
 from router_core.placement.sessions import Sessions, session_key
 from router_core.policy.placement import PlacementPolicy
@@ -125,7 +126,7 @@ class Choosing:
     def __init__(self, placing: Placing, asked: Asked, request: PlacementRequest | None) -> None:
         self.asked = asked
         self.request = request
-        self.record: DecisionRecord | None = None
+        self.decision: Decision | None = None
         self.choice: Choice | None = None
         self.committed = False
         self.out_tokens: int | None = None
@@ -159,12 +160,12 @@ class Choosing:
             request = replace(request, attempt=attempt, tried=tried, refused=refused)
         began_us = placing.clock.boot_us()
         decision = decide(request, placing.fleet(), placing.policy, now, placing.rng)
-        placing.metrics.decided(decision.record, (placing.clock.boot_us() - began_us) / 1e6)
+        placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
         if decision.chosen is None:
             if self._routed_by is None:
                 self._keep_rejection(decision, now)
             return _turned(decision, self._routed_by or decision.id)
-        self.record, self.choice = decision.record, decision.chosen
+        self.decision, self.choice = decision, decision.chosen
         routed = self._routed(decision, decision.chosen, now)
         placing.opened(decision.id, self, self._routed_by)
         self._routed_by = decision.id
@@ -205,13 +206,13 @@ class Choosing:
     def ended(self, line: AccessLine) -> DecisionRecord:
         """The record with its attempts and ending. Predictions are of one attempt, so errors count from its dispatch,
         and an answer that did not come as a stream says nothing about its first token."""
-        assert self.record is not None
+        assert self.decision is not None
         est = self.choice.est if self.choice is not None and self.committed and line.code is None else None
         dispatched_ms, first_ms = self._dispatched_ms, self._first_token_ms
         ttft_ms = first_ms - dispatched_ms if first_ms is not None else None
         ect_ms = self.asked.accepted_ms + line.total_ms - dispatched_ms
         return replace(
-            self.record,
+            record_of(self.decision),
             attempts=tuple(self._attempts),
             outcome=Ending(
                 status=line.status,
@@ -226,7 +227,7 @@ class Choosing:
 
     def _keep_rejection(self, decision: Decision, now: int) -> None:
         ending = Ending(status=decision.reason.status, total_ms=now - self.asked.accepted_ms)
-        self._placing.keep(replace(decision.record, outcome=ending))
+        self._placing.keep(replace(record_of(decision), outcome=ending))
 
     def _routed(self, decision: Decision, choice: Choice, now: int) -> Routed:
         reservation = self._placing.ledger.reserve(choice, now)
@@ -244,7 +245,7 @@ class Choosing:
             route_seq=reservation.route_seq,
             prompt_tokens=choice.prompt_tokens,
             output_tokens=choice.output_tokens,
-            request_class=decision.record.req.request_class,
+            request_class=decision.evidence.request.hints.request_class.value,
             wait_ms=choice.max_wait_ms,
             left_ms=max(0, until - now) if until is not None else choice.max_wait_ms,
             resident=choice.resident,
@@ -254,7 +255,7 @@ class Choosing:
             service_ms=1000.0 * (choice.prefill_s + choice.decode_s),
             queue_ms=1000.0 * choice.est.wait,
             net_ms=1000.0 * choice.est.net,
-            hints=hints_header(decision.record.hints),
+            hints=hints_header(decision.hints),
             session=self._session(choice),
         )
 
@@ -291,9 +292,9 @@ def _turned(decision: Decision, known_as: str) -> Turned:
         status=decision.reason.status,
         code=decision.reason.value,
         retry_after_s=decision.retry_after_s,
-        counts=tuple(decision.record.excluded_counts.items()),
+        counts=tuple([(code.value, rows) for code, rows in decision.counts.items()]),
         nearest=decision.nearest,
-        hints=hints_header(decision.record.hints),
+        hints=hints_header(decision.hints),
     )
 
 

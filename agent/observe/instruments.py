@@ -10,6 +10,7 @@ from typing import Final
 
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Family, Histogram
+from router_core.placement.decision import Decision
 from router_core.placement.record import DecisionRecord
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
@@ -34,14 +35,14 @@ class DecisionMetrics:
         self._refusals = Counter("pairmesh_refusals_total", "Requests a peer's ingress declined.", ("cause",))
         self._cancelled = Counter("pairmesh_cancelled_total", "Requests cut short.", ("by",))
 
-    def decided(self, record: DecisionRecord, seconds: float) -> None:
-        self._decisions.inc(record.action.value, record.reason.value)
+    def decided(self, decision: Decision, seconds: float) -> None:
+        self._decisions.inc(decision.action.value, decision.reason.value)
         self._seconds.observe(seconds)
-        for code, rows in record.excluded_counts.items():
-            self._excluded.inc(code, by=rows)
-        for note in record.hints:
+        for code, rows in decision.counts.items():
+            self._excluded.inc(code.value, by=rows)
+        for note in decision.hints:
             self._hints.inc(note.hint, note.outcome.value)
-        for kind in record.degraded:
+        for kind in decision.degraded:
             self._degraded.inc(kind)
 
     def ended(self, record: DecisionRecord) -> None:

@@ -1,46 +1,31 @@
-"""The decision: survey, admission, choice, and the record of all three. Pure: no clock, no await, nothing reserved.
+"""The decision: survey, admission, choice. Pure: no clock, no await, nothing reserved.
 
 ``rng`` gives the decision its id and jitters ``Retry-After``; the choice itself draws from a hash of the request, so
 equal inputs choose equally. Refuses to dispatch: whoever routes reserves in the ledger in the same step.
 """
 
-from collections.abc import Iterable
-from functools import lru_cache
 from operator import attrgetter
 from random import Random
 
 from router_core.placement.admission import retry_after_s
 from router_core.placement.choose import choose, seed_of
-from router_core.placement.eligibility import Need, detail_of, matches
-from router_core.placement.estimates import capacity
-from router_core.placement.factors import slo_cost
+from router_core.placement.decision import ALTERNATIVES, EXCLUDED_KEPT, Decision, Evidence
+from router_core.placement.eligibility import matches
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import NARROWING
 from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
-from router_core.placement.record import (
-    Alternative,
-    Candidate,
-    Choice,
-    Decision,
-    DecisionRecord,
-    Excluded,
-    RequestFacts,
-    ViewFacts,
-)
+from router_core.placement.record import Choice, ViewFacts
 from router_core.placement.request import HintNote, NodeRef, PlacementRequest
 from router_core.placement.survey import Scored, Survey, survey
 from router_core.policy.placement import PlacementPolicy
-from router_core.record.state import Capability, Dialect
 
-_EXCLUDED_KEPT = 64
-_ALTERNATIVES = 3
 _FULL_ONE_IN = 16
 _WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
 _SCORE = attrgetter("score")
-_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
-_BASE32_PAIRS = [first + second for first in _BASE32 for second in _BASE32]
+_ID_BYTES = 26
+_BASE32 = b"abcdefghijklmnopqrstuvwxyz234567" * 8
 
 
 def decide(
@@ -53,97 +38,52 @@ def decide(
     full = few or request.attempt > 1 or seed[-1] % _FULL_ONE_IN == 0
     order = choose(seen.scored, seen.need, policy, seed, full=full)
     decision_id = _new_id(rng)
-    if not order:
-        return _rejection(decision_id, request, seen, fleet, policy, now, rng, seed)
-    chosen = order[0]
-    ranked = sorted([row for row in (*order, *seen.reserves) if row is not chosen], key=_SCORE)
-    action = Action.ROUTE if chosen.resident else Action.ROUTE_COLD
-    reason = _reason(chosen, ranked, seen)
-    full = full or action is not Action.ROUTE
-    shown = (*order, *seen.reserves) if full else (chosen, *ranked[:_ALTERNATIVES])
+    chosen = retry_s = None
+    shown: tuple[Scored, ...] = ()
+    nearby: tuple[str, ...] = ()
+    if order:
+        chosen = order[0]
+        action = Action.ROUTE if chosen.resident else Action.ROUTE_COLD
+        full = full or action is not Action.ROUTE
+        ranked = sorted([row for row in (*order, *seen.reserves) if row is not chosen], key=_SCORE)
+        shown = (*order, *seen.reserves) if full else (chosen, *ranked[:ALTERNATIVES])
+        reason = _reason(chosen, ranked, seen)
+    else:
+        action, reason = Action.REJECT, _refusal(seen)
+        if reason.status in _RETRIED:
+            retry_s = retry_after_s(_waits_s(seen, now), rng)
+        if reason is Reason.MODEL_ABSENT and not seen.rows:
+            nearby = nearest(seen.resolved, fleet.names(), policy.nearest_names)
     return Decision(
         id=decision_id,
         request_id=request.request_id,
         action=action,
         reason=reason,
-        chosen=_choice(chosen, request, seen, now),
-        order=tuple([row.row.key for row in order] + [row.row.key for row in seen.reserves]),
-        record=DecisionRecord(
-            id=decision_id,
-            request_id=request.request_id,
-            at_ms=now,
+        chosen=_choice(chosen, request, seen, now) if chosen is not None else None,
+        hints=_hint_notes(request, seen, chosen, fleet, reason),
+        counts=seen.counts,
+        degraded=seen.degraded,
+        evidence=Evidence(
+            request=request,
+            need=seen.need,
+            policy=policy,
             router=fleet.node_id,
-            policy=policy.name,
-            seed=seed.hex(),
-            view=_view_facts(fleet, seen),
-            req=_request_facts(request, seen),
-            hints=_hint_notes(request, seen, chosen, fleet, reason),
-            excluded=_excluded(seen),
-            excluded_counts={code.value: count for code, count in seen.counts.items()},
-            candidates=tuple([_candidate(row, seen.need) for row in shown]),
+            at_ms=now,
+            view=ViewFacts(gen=fleet.gen, max_age_ms=seen.max_age_ms, m_r=fleet.m_r, rows=len(seen.rows)),
+            resolved=seen.resolved if seen.rows else "",
+            shown=shown,
+            excluded=tuple(seen.excluded[:EXCLUDED_KEPT]),
             full=full,
-            action=action,
-            chosen=chosen.row.key,
-            reason=reason,
-            margin=ranked[0].score - chosen.score if ranked else None,
-            degraded=seen.degraded,
-            alternatives=tuple([_alternative(row, chosen, policy) for row in ranked[:_ALTERNATIVES]]),
-            names=_names(shown, seen),
         ),
+        retry_after_s=retry_s,
+        nearest=nearby,
     )
 
 
-def _rejection(
-    decision_id: str,
-    request: PlacementRequest,
-    seen: Survey,
-    fleet: Fleet,
-    policy: PlacementPolicy,
-    now: int,
-    rng: Random,
-    seed: bytes,
-) -> Decision:
+def _refusal(seen: Survey) -> Reason:
     if seen.invalid:
-        reason = Reason.MODEL_NAME_INVALID
-    else:
-        reason = max(seen.counts, key=lambda code: code.order, default=Reason.MODEL_ABSENT)
-    retry = nearby = None
-    if reason.status in _RETRIED:
-        retry = retry_after_s(_waits_s(seen, now), rng)
-    if reason is Reason.MODEL_ABSENT and not seen.rows:
-        nearby = nearest(seen.resolved, fleet.names(), policy.nearest_names)
-    return Decision(
-        id=decision_id,
-        request_id=request.request_id,
-        action=Action.REJECT,
-        reason=reason,
-        chosen=None,
-        order=(),
-        retry_after_s=retry,
-        nearest=nearby or (),
-        record=DecisionRecord(
-            id=decision_id,
-            request_id=request.request_id,
-            at_ms=now,
-            router=fleet.node_id,
-            policy=policy.name,
-            seed=seed.hex(),
-            view=_view_facts(fleet, seen),
-            req=_request_facts(request, seen),
-            hints=_hint_notes(request, seen, None, fleet, reason),
-            excluded=_excluded(seen),
-            excluded_counts={code.value: count for code, count in seen.counts.items()},
-            candidates=(),
-            full=True,
-            action=Action.REJECT,
-            chosen=None,
-            reason=reason,
-            margin=None,
-            degraded=seen.degraded,
-            alternatives=(),
-            names=_names((), seen),
-        ),
-    )
+        return Reason.MODEL_NAME_INVALID
+    return max(seen.counts, key=lambda code: code.order, default=Reason.MODEL_ABSENT)
 
 
 def _waits_s(seen: Survey, now: int) -> list[float]:
@@ -155,9 +95,8 @@ def _waits_s(seen: Survey, now: int) -> list[float]:
 
 
 def _new_id(rng: Random) -> str:
-    """130 random bits as 26 characters of base32."""
-    bits = rng.getrandbits(130)
-    return "".join([_BASE32_PAIRS[bits >> shift & 1023] for shift in range(0, 130, 10)])
+    """130 random bits as 26 characters of base32: five bits of each of 26 bytes."""
+    return rng.getrandbits(8 * _ID_BYTES).to_bytes(_ID_BYTES, "little").translate(_BASE32).decode()
 
 
 def _reason(chosen: Scored, others: list[Scored], seen: Survey) -> Reason:
@@ -198,94 +137,6 @@ def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -
         need_bytes=0 if row.resident or row.loading else row.need_bytes,
         est=est,
     )
-
-
-def _candidate(scored: Scored, need: Need) -> Candidate:
-    row, est = scored.row, scored.est
-    return Candidate(
-        row=row.key,
-        model=row.model,
-        resident=scored.resident,
-        free=scored.free,
-        age_ms=scored.age_ms,
-        est=est,
-        f=scored.f,
-        adj=scored.adj,
-        capacity=capacity(row, need),
-        queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, scored.pace)
-        if est.wait
-        else 0.0,
-        score=scored.score,
-        out="backup" if scored.reserve is not None else scored.out,
-    )
-
-
-def _alternative(scored: Scored, chosen: Scored, policy: PlacementPolicy) -> Alternative:
-    weights, theirs, ours = policy.weights, scored.f, chosen.f
-    gaps = (
-        (weights.slo * (theirs.slo - ours.slo), "slo"),
-        (weights.memory * (theirs.memory - ours.memory), "memory"),
-        (weights.switch * (theirs.switch - ours.switch), "switch"),
-        (weights.pressure * (theirs.pressure - ours.pressure), "pressure"),
-        (weights.speed * (theirs.speed - ours.speed), "speed"),
-        (scored.adj - chosen.adj, "adj"),
-    )
-    gap, name = max(gaps)
-    return Alternative(row=scored.row.key, score=scored.score, top_factor=name if gap > 0.0 else "draw")
-
-
-def _names(shown: Iterable[Scored], seen: Survey) -> dict[str, str]:
-    names = {scored.row.key: scored.row.label for scored in shown}
-    for gone in seen.excluded[:_EXCLUDED_KEPT]:
-        names[gone.row.key] = gone.row.label
-    return names
-
-
-def _excluded(seen: Survey) -> tuple[Excluded, ...]:
-    return tuple(
-        [
-            Excluded(row=gone.row.key, code=gone.reason, detail=detail_of(gone.row, seen.need, gone.reason))
-            for gone in seen.excluded[:_EXCLUDED_KEPT]
-        ]
-    )
-
-
-def _view_facts(fleet: Fleet, seen: Survey) -> ViewFacts:
-    return ViewFacts(gen=fleet.gen, max_age_ms=seen.max_age_ms, m_r=fleet.m_r, rows=len(seen.rows))
-
-
-def _request_facts(request: PlacementRequest, seen: Survey) -> RequestFacts:
-    need, hints = seen.need, request.hints
-    return RequestFacts(
-        model_asked=request.model if seen.rows else "",
-        model_resolved=seen.resolved if seen.rows else "",
-        digest=need.digest.hex() if need.digest is not None else None,
-        match=hints.match.value,
-        dialect=_dialect_name(need.dialect),
-        requires=_capability_names(need.inferred | need.explicit),
-        stream=request.stream,
-        prompt_tokens=need.prompt,
-        output_tokens=need.output,
-        ctx_need=need.ctx,
-        images=request.images,
-        request_class=hints.request_class.value,
-        slo_ttft_ms=round(1000.0 * need.ttft_s),
-        slo_tpot_ms=round(1000.0 * need.tpot_s) if need.tpot_s is not None else None,
-        deadline_ms=need.until_ms - request.arrival_ms,
-        locality=hints.locality.value,
-        caller=request.caller,
-        session=request.session.hex() if request.session is not None else None,
-    )
-
-
-@lru_cache(maxsize=64)
-def _dialect_name(bits: int) -> str:
-    return (Dialect(bits).name or "unknown").lower()
-
-
-@lru_cache(maxsize=1024)
-def _capability_names(bits: int) -> tuple[str, ...]:
-    return tuple((cap.name or "").lower() for cap in Capability if cap & bits)
 
 
 def _hint_notes(

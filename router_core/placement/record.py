@@ -1,6 +1,6 @@
-"""The explainable decision: what routes, and the record that the journal keeps and ``explain`` prints.
+"""What a decision hands out: the row that serves, and the record that the journal keeps and ``explain`` prints.
 
-Rules: the record is the object that routed, not a retelling; it holds sizes, counts and names of ours, never text of
+Rules: a record tells what routed, not what might have; it holds sizes, counts and names of ours, never text of
 a prompt or an answer nor a hash of one. Every struct here encodes to JSON and msgpack as it is.
 """
 
@@ -185,22 +185,3 @@ class Choice(Struct, frozen=True, gc=False, kw_only=True):
     decode_s: float
     need_bytes: int
     est: Estimate
-
-
-class Decision(Struct, frozen=True, gc=False, kw_only=True):
-    """The answer to one request.
-
-    ``chosen`` is None exactly if ``action`` is ``reject``; then ``reason`` carries the status and, if it asks to come
-    back, ``retry_after_s`` when. ``order`` lists rows as they would be tried, the chosen one first. ``nearest`` holds
-    offered names close to an absent one.
-    """
-
-    id: str
-    request_id: str
-    action: Action
-    reason: Reason
-    chosen: Choice | None
-    order: tuple[str, ...]
-    record: DecisionRecord
-    retry_after_s: int | None = None
-    nearest: tuple[str, ...] = ()

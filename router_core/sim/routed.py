@@ -17,10 +17,10 @@ from router_core.exchange.failure import Cause
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.exchange.patience import first_byte_limit_ms
 from router_core.ids import id8_of
+from router_core.placement.decision import Decision
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
-from router_core.placement.record import Decision
 from router_core.placement.request import Pin, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.outcome import Result

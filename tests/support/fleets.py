@@ -8,13 +8,14 @@ from msgspec.structs import replace
 from router_core.ids import Id8, Id16, Id32, NodeName, node_id_of
 from router_core.placement.admission import Gate
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision
 from router_core.placement.fleet import Fleet, Live, fold_fleet
 from router_core.placement.hints import parse_hints
 from router_core.placement.index import index_of
 from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
 from router_core.placement.names import parse_model_name
-from router_core.placement.record import Choice, Decision
+from router_core.placement.record import Choice
 from router_core.placement.request import Hints, PlacementRequest
 from router_core.placement.rows import Row
 from router_core.policy.placement import PlacementPolicy

@@ -11,9 +11,9 @@ from random import Random
 from msgspec.structs import replace
 
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision
 from router_core.placement.estimates import capacity
 from router_core.placement.fleet import Fleet
-from router_core.placement.record import Decision
 from router_core.placement.request import NodeRef, PlacementRequest
 from router_core.placement.survey import Scored, Survey, survey
 from router_core.policy.placement import PlacementPolicy

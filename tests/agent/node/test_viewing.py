@@ -179,7 +179,7 @@ def test_no_record_of_a_member_breaks_the_fleet_or_a_choice(
     world.hear("beta", static, volatile, state)
     world.ask(model=model).decide(attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now)
     for choosing in world.placing.open.values():
-        msgspec.json.encode(choosing.record)
+        msgspec.json.encode(choosing.decision.record)
 
 
 def test_a_member_that_left_the_roster_is_gone_at_once() -> None:

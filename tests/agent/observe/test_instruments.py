@@ -9,11 +9,13 @@ from agent.observe.instruments import Alarms, DecisionMetrics, RelayMetrics
 from agent.observe.log import Log
 from agent.observe.metrics import Registry
 from agent.observe.view_metrics import ViewMetrics
+from router_core.placement.admission import Gate
 from router_core.placement.record import Attempt, Ending
 from router_core.record.membership import Liveness
 from router_core.record.state import GpuFacts, GpuLoad, ResourceCode, ResourceLevel, Static, Volatile
 from tests.agent.admin.test_documents import node, view
 from tests.agent.observe.records import record
+from tests.support.fleets import a_fleet, a_request, a_row, decided, parsed_hints
 
 
 def text_of(*collectors: object) -> str:
@@ -24,7 +26,8 @@ def text_of(*collectors: object) -> str:
 
 def test_a_decision_counts_its_action_exclusions_hints_and_time() -> None:
     metrics = DecisionMetrics()
-    metrics.decided(record(), 0.00005)
+    fleet = a_fleet(a_row("a"), a_row("b", tg=2, pp=50), a_row("pressed", gate=Gate.SHUT))
+    metrics.decided(decided(a_request(hints=parsed_hints(prefer="@b")), fleet), 0.00005)
     text = text_of(metrics)
     assert 'pairmesh_decisions_total{action="route",reason="native"} 1\n' in text
     assert 'pairmesh_excluded_total{code="pressure"} 1\n' in text

@@ -167,7 +167,7 @@ def test_an_invalid_name_is_refused_and_never_recorded():
     decision = decided(a_request(model="please tell me a story"), a_fleet(a_row("a")))
     assert decision.reason is Reason.MODEL_NAME_INVALID
     assert decision.reason.status == 400
-    assert "story" not in repr(decision)
+    assert "story" not in repr(decision.record)
 
 
 def test_nearest_compares_a_bounded_number_of_names():

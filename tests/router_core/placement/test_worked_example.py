@@ -8,8 +8,9 @@ import pytest
 
 from router_core.placement.choose import draw_weights, near_ties, seed_of
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision
 from router_core.placement.fleet import Live
-from router_core.placement.record import Candidate, Decision
+from router_core.placement.record import Candidate
 from router_core.placement.rows import logistic
 from router_core.placement.survey import survey
 from tests.support.fleets import (

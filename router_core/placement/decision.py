@@ -1,0 +1,185 @@
+"""The decision that routes a request, and the record told from it when somebody wants it.
+
+Rules: a decision owns all it stood on, so its record tells exactly what routed, however late it is asked for; it keeps
+only the rows its record shows, never a whole fleet. Refuses to decide anything anew.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
+
+from msgspec import Struct
+
+from router_core.ids import NodeId
+from router_core.placement.choose import seed_of
+from router_core.placement.eligibility import Need, detail_of
+from router_core.placement.estimates import capacity
+from router_core.placement.factors import slo_cost
+from router_core.placement.reasons import Action, Reason
+from router_core.placement.record import (
+    Alternative,
+    Candidate,
+    Choice,
+    DecisionRecord,
+    Excluded,
+    RequestFacts,
+    ViewFacts,
+)
+from router_core.placement.request import HintNote, PlacementRequest
+from router_core.placement.survey import Exclusion, Scored
+from router_core.policy.placement import PlacementPolicy, Weights
+from router_core.record.state import Capability, Dialect
+
+EXCLUDED_KEPT = 64
+ALTERNATIVES = 3
+_SCORE = attrgetter("score")
+
+
+class Evidence(Struct, frozen=True, gc=False, kw_only=True):
+    """What the record of a decision is made of.
+
+    ``shown`` are the scored rows that it mentions, the chosen one first, then in the order of trying if it is ``full``;
+    ``excluded`` the first of those left out. ``resolved`` is empty if nobody offers the model.
+    """
+
+    request: PlacementRequest
+    need: Need
+    policy: PlacementPolicy
+    router: NodeId
+    at_ms: int
+    view: ViewFacts
+    resolved: str
+    shown: tuple[Scored, ...]
+    excluded: tuple[Exclusion, ...]
+    full: bool
+
+
+class Decision(Struct, frozen=True, gc=False, kw_only=True):
+    """The answer to one request.
+
+    ``chosen`` is None exactly if ``action`` is ``reject``; then ``reason`` carries the status and, if it asks to come
+    back, ``retry_after_s`` when. ``counts`` tells how many rows each filter left out, ``hints`` what became of every
+    hint. ``nearest`` holds offered names close to an absent one.
+    """
+
+    id: str
+    request_id: str
+    action: Action
+    reason: Reason
+    chosen: Choice | None
+    hints: tuple[HintNote, ...]
+    counts: Mapping[Reason, int]
+    degraded: tuple[str, ...]
+    evidence: Evidence
+    retry_after_s: int | None = None
+    nearest: tuple[str, ...] = ()
+
+    @property
+    def record(self) -> DecisionRecord:
+        """The record of this decision, made anew at each call: work for after the request, not for its own step."""
+        return record_of(self)
+
+
+def record_of(decision: Decision) -> DecisionRecord:
+    """Why ``decision`` came out as it did."""
+    seen, chosen = decision.evidence, decision.chosen
+    shown, excluded = seen.shown, seen.excluded
+    others = sorted(shown[1:], key=_SCORE)
+    names = {scored.row.key: scored.row.label for scored in shown}
+    names.update({gone.row.key: gone.row.label for gone in excluded})
+    return DecisionRecord(
+        id=decision.id,
+        request_id=decision.request_id,
+        at_ms=seen.at_ms,
+        router=seen.router,
+        policy=seen.policy.name,
+        seed=seed_of(seen.request.request_id, seen.request.attempt).hex(),
+        view=seen.view,
+        req=_request_facts(seen),
+        hints=decision.hints,
+        excluded=tuple([_excluded(gone, seen.need) for gone in excluded]),
+        excluded_counts={code.value: count for code, count in decision.counts.items()},
+        candidates=tuple([_candidate(scored, seen.need) for scored in shown]),
+        full=seen.full,
+        action=decision.action,
+        chosen=chosen.endpoint if chosen is not None else None,
+        reason=decision.reason,
+        margin=others[0].score - shown[0].score if others else None,
+        degraded=decision.degraded,
+        alternatives=tuple(
+            [_alternative(other, shown[0], seen.policy.weights) for other in others[:ALTERNATIVES]]
+        ),
+        names=names,
+    )
+
+
+def _candidate(scored: Scored, need: Need) -> Candidate:
+    row, est = scored.row, scored.est
+    return Candidate(
+        row=row.key,
+        model=row.model,
+        resident=scored.resident,
+        free=scored.free,
+        age_ms=scored.age_ms,
+        est=est,
+        f=scored.f,
+        adj=scored.adj,
+        capacity=capacity(row, need),
+        queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, scored.pace)
+        if est.wait
+        else 0.0,
+        score=scored.score,
+        out="backup" if scored.reserve is not None else scored.out,
+    )
+
+
+def _alternative(scored: Scored, chosen: Scored, weights: Weights) -> Alternative:
+    theirs, ours = scored.f, chosen.f
+    gaps = (
+        (weights.slo * (theirs.slo - ours.slo), "slo"),
+        (weights.memory * (theirs.memory - ours.memory), "memory"),
+        (weights.switch * (theirs.switch - ours.switch), "switch"),
+        (weights.pressure * (theirs.pressure - ours.pressure), "pressure"),
+        (weights.speed * (theirs.speed - ours.speed), "speed"),
+        (scored.adj - chosen.adj, "adj"),
+    )
+    gap, name = max(gaps)
+    return Alternative(row=scored.row.key, score=scored.score, top_factor=name if gap > 0.0 else "draw")
+
+
+def _excluded(gone: Exclusion, need: Need) -> Excluded:
+    return Excluded(row=gone.row.key, code=gone.reason, detail=detail_of(gone.row, need, gone.reason))
+
+
+def _request_facts(seen: Evidence) -> RequestFacts:
+    request, need, hints = seen.request, seen.need, seen.request.hints
+    return RequestFacts(
+        model_asked=request.model if seen.resolved else "",
+        model_resolved=seen.resolved,
+        digest=need.digest.hex() if need.digest is not None else None,
+        match=hints.match.value,
+        dialect=_dialect_name(need.dialect),
+        requires=_capability_names(need.inferred | need.explicit),
+        stream=request.stream,
+        prompt_tokens=need.prompt,
+        output_tokens=need.output,
+        ctx_need=need.ctx,
+        images=request.images,
+        request_class=hints.request_class.value,
+        slo_ttft_ms=round(1000.0 * need.ttft_s),
+        slo_tpot_ms=round(1000.0 * need.tpot_s) if need.tpot_s is not None else None,
+        deadline_ms=need.until_ms - request.arrival_ms,
+        locality=hints.locality.value,
+        caller=request.caller,
+        session=request.session.hex() if request.session is not None else None,
+    )
+
+
+@lru_cache(maxsize=64)
+def _dialect_name(bits: int) -> str:
+    return (Dialect(bits).name or "unknown").lower()
+
+
+@lru_cache(maxsize=1024)
+def _capability_names(bits: int) -> tuple[str, ...]:
+    return tuple((cap.name or "").lower() for cap in Capability if cap & bits)
