@@ -17,7 +17,9 @@ from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import (
+    NO_AUTHORITY,
     Alternative,
+    AuthorityNote,
     Candidate,
     Choice,
     DecisionRecord,
@@ -71,6 +73,7 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
     counts: Mapping[Reason, int]
     degraded: tuple[str, ...]
     evidence: Evidence
+    authority: AuthorityNote = NO_AUTHORITY
     retry_after_s: int | None = None
     nearest: tuple[str, ...] = ()
 
@@ -110,6 +113,7 @@ def record_of(decision: Decision) -> DecisionRecord:
             [_alternative(other, shown[0], seen.policy.weights) for other in others[:ALTERNATIVES]]
         ),
         names=names,
+        authority=decision.authority,
     )
 
 

@@ -31,6 +31,7 @@ class Reason(Enum):
 
     NATIVE = "native"
     HINT = "hint"
+    AUTHORITY = "authority"
     SESSION = "session"
     DEGRADED = "degraded"
 
@@ -114,3 +115,16 @@ class HintOutcome(Enum):
     IGNORED_UNAUTHORISED = "ignored_unauthorised"
     IGNORED_MALFORMED = "ignored_malformed"
     CLAMPED = "clamped"
+
+
+class AuthorityOutcome(Enum):
+    """What asking an authority came to. The last six leave the choice as it is without one; ``off``: not asked."""
+
+    USED = "used"
+    CACHED = "cached"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    INVALID = "invalid"
+    BREAKER_OPEN = "breaker_open"
+    EMPTY_INTERSECTION = "empty_intersection"
+    OFF = "off"

@@ -7,8 +7,9 @@ a prompt or an answer nor a hash of one. Every struct here encodes to JSON and m
 from msgspec import Struct
 
 from router_core.ids import Id16, NodeId, NodeName
-from router_core.placement.reasons import Action, Reason
+from router_core.placement.reasons import Action, AuthorityOutcome, Reason
 from router_core.placement.request import Endpoint, HintNote
+from router_core.policy.authority import AuthorityMode
 
 VERSION = 1
 
@@ -126,6 +127,25 @@ class Ending(Struct, frozen=True, gc=False, kw_only=True):
     err_ect: float | None = None
 
 
+class AuthorityNote(Struct, frozen=True, gc=False, kw_only=True):
+    """What an authority had to do with a decision: how long asking took, what came of it, and why, in the authority's
+    words if it was heeded. ``first`` is the endpoint it came to, None if its answer did not count."""
+
+    mode: AuthorityMode = AuthorityMode.OFF
+    outcome: AuthorityOutcome = AuthorityOutcome.OFF
+    ms: int = 0
+    reason: str | None = None
+    first: Endpoint | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether ``first`` is to be taken, whatever it costs."""
+        return self.first is not None and self.mode is AuthorityMode.AUTHORITATIVE
+
+
+NO_AUTHORITY = AuthorityNote()
+
+
 class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
     """Why one decision came out as it did.
 
@@ -157,6 +177,7 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
     outcome: Ending | None = None
     wall_ms: int | None = None
     names: dict[str, str] = {}
+    authority: AuthorityNote = NO_AUTHORITY
     v: int = VERSION
 
 

@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router_core.ids import NodeId, NodeName
-from router_core.placement.reasons import HintOutcome
+from router_core.placement.reasons import AuthorityOutcome, HintOutcome
+from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import Locality as Locality
 from router_core.policy.placement import Match as Match
 from router_core.record.state import Capability, Dialect
@@ -98,6 +99,28 @@ class Pin(Struct, frozen=True, gc=False, kw_only=True):
     at_ms: int
 
 
+class Advice(Struct, frozen=True, gc=False, kw_only=True):
+    """An authority's answer: endpoints, best first, and, if one is to be drawn, as many weights above 0. ``reason`` is
+    printable ASCII of the authority's."""
+
+    order: tuple[Endpoint, ...]
+    weights: tuple[float, ...] | None = None
+    ttl_ms: int
+    reason: str | None = None
+
+
+class Counsel(Struct, frozen=True, gc=False, kw_only=True):
+    """What asking the authority came to, once per request: ``advice``, or the ``outcome`` that took its place and, in
+    one word, ``why``. ``decision_id`` is what the first decision was called when asking, ``ms`` how long that took."""
+
+    mode: AuthorityMode
+    outcome: AuthorityOutcome
+    decision_id: str
+    ms: int = 0
+    advice: Advice | None = None
+    why: str | None = None
+
+
 class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     """Everything a decision may know of a request.
 
@@ -123,6 +146,7 @@ class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     caller: str = "local"
     session: bytes | None = None
     pin: Pin | None = None
+    advice: Counsel | None = None
     attempt: int = 1
     tried: frozenset[Endpoint] = frozenset()
     refused: frozenset[Endpoint] = frozenset()

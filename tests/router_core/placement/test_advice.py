@@ -1,0 +1,390 @@
+"""An authority ranks what may serve anyway; it adds no row, excuses none, and is told nothing of what was said."""
+
+import json
+import math
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from router_core import limits
+from router_core.placement.advice import AnswerFault, parse_answer, power_of_two, question_of
+from router_core.placement.choose import worst
+from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
+from router_core.placement.record import NO_AUTHORITY
+from router_core.placement.request import Advice, Counsel, Locality
+from router_core.placement.survey import survey
+from router_core.policy.authority import AuthorityMode
+from tests.router_core.placement.test_decide import NAMES, fleets, open_rows, requests
+from tests.support.fleets import (
+    NOW,
+    POLICY,
+    a_fleet,
+    a_request,
+    a_row,
+    chosen_node,
+    decided,
+    parsed_hints,
+)
+
+KEYS = [a_row(name).key for name in (*NAMES, "stranger")]
+
+
+def a_counsel(*order, mode=AuthorityMode.AUTHORITATIVE, weights=None, **over):
+    """The authority answered ``order``, names of nodes."""
+    advice = Advice(order=tuple(a_row(name).key for name in order), weights=weights, ttl_ms=1_000)
+    fields = {"outcome": AuthorityOutcome.USED, "decision_id": "d1", "ms": 7, "advice": advice}
+    return Counsel(mode=mode, **(fields | over))
+
+
+def order_of(decision):
+    """The endpoints in the order of trying; fleets here are small enough to be shown whole."""
+    assert decision.evidence.full
+    return [scored.row.key for scored in decision.evidence.shown]
+
+
+modes = st.sampled_from([AuthorityMode.ADVISORY, AuthorityMode.AUTHORITATIVE])
+advices = st.lists(st.sampled_from(KEYS), max_size=7, unique=True).flatmap(
+    lambda order: st.builds(
+        Advice,
+        order=st.just(tuple(order)),
+        weights=st.none() | st.tuples(*(st.floats(1e-300, 1e300) for _ in order)),
+        ttl_ms=st.just(1_000),
+    )
+)
+counsels = st.builds(
+    Counsel,
+    mode=modes,
+    outcome=st.sampled_from([AuthorityOutcome.USED, AuthorityOutcome.CACHED]),
+    decision_id=st.just("d1"),
+    advice=advices,
+)
+
+
+# --- what an answer means ------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_read_whole():
+    raw = b'{"v":1,"order":["n/a","n/b"],"weights":[3,0.5],"ttl_ms":0,"reason":"cheap first","more":[{}]}'
+    assert parse_answer(raw) == Advice(
+        order=("n/a", "n/b"), weights=(3.0, 0.5), ttl_ms=0, reason="cheap first"
+    )
+    assert parse_answer(b'{"v":1,"order":[],"weights":null,"reason":null}') == Advice(order=(), ttl_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (b" " * (16 * 1024 + 1), AnswerFault.TOO_LARGE),
+        (b"", AnswerFault.NOT_JSON),
+        (b"\xff\xfe", AnswerFault.NOT_JSON),
+        (b"[" * 16_000, AnswerFault.NOT_JSON),
+        (b'{"x":' * 3_000, AnswerFault.NOT_JSON),
+        (b"[]", AnswerFault.NOT_JSON),
+        (b'{"v":1,"order":[]} again', AnswerFault.NOT_JSON),
+        (b'{"order":[]}', AnswerFault.VERSION),
+        (b'{"v":2,"order":[]}', AnswerFault.VERSION),
+        (b'{"v":"1","order":[]}', AnswerFault.VERSION),
+        (b'{"v":true,"order":[]}', AnswerFault.VERSION),
+        (b'{"v":1}', AnswerFault.ORDER),
+        (b'{"v":1,"order":"n/a"}', AnswerFault.ORDER),
+        (b'{"v":1,"order":[1]}', AnswerFault.ORDER),
+        (b'{"v":1,"order":["n/a","n/a"]}', AnswerFault.ORDER),
+        (json.dumps({"v": 1, "order": [f"n/{i}" for i in range(65)]}).encode(), AnswerFault.ORDER),
+        (b'{"v":1,"order":["n/a"],"weights":[]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":[1,1]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":[0]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":[-1]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":[1e999]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":[true]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":["1"]}', AnswerFault.WEIGHTS),
+        (b'{"v":1,"order":["n/a"],"weights":[NaN]}', AnswerFault.NOT_JSON),
+        (b'{"v":1,"order":[],"ttl_ms":10001}', AnswerFault.TTL),
+        (b'{"v":1,"order":[],"ttl_ms":-1}', AnswerFault.TTL),
+        (b'{"v":1,"order":[],"ttl_ms":0.5}', AnswerFault.TTL),
+        (b'{"v":1,"order":[],"reason":"' + b"x" * 129 + b'"}', AnswerFault.REASON),
+        (b'{"v":1,"order":[],"reason":"a\\nb"}', AnswerFault.REASON),
+        (b'{"v":1,"order":[],"reason":"\\u001b[2J"}', AnswerFault.REASON),
+        ('{"v":1,"order":[],"reason":"é"}'.encode(), AnswerFault.REASON),
+    ],
+)
+def test_an_answer_is_wholly_valid_or_a_fault(raw, fault):
+    assert parse_answer(raw) is fault
+
+
+def _bounded(answer):
+    assert isinstance(answer, Advice | AnswerFault)
+    if isinstance(answer, Advice):
+        assert len(answer.order) <= limits.AUTHORITY_IDS
+        assert answer.weights is None or len(answer.weights) == len(answer.order)
+        assert all(0 < weight < math.inf for weight in answer.weights or ())
+        assert 0 <= answer.ttl_ms <= limits.AUTHORITY_TTL
+        assert len(answer.reason or "") <= limits.AUTHORITY_REASON
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=200),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_the_reader_stumble(raw):
+    _bounded(parse_answer(raw))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["v", "order", "weights", "ttl_ms", "reason", "x"]), st.just(1) | _values, max_size=6
+    )
+)
+def test_no_json_makes_the_reader_stumble(tree):
+    _bounded(parse_answer(json.dumps(tree).encode()))
+
+
+@given(advices)
+def test_what_is_written_as_an_answer_is_read_back(advice):
+    raw = msgspec.json.encode({"v": 1, **msgspec.structs.asdict(advice)})
+    read = parse_answer(raw)
+    assert isinstance(read, Advice)
+    assert (read.order, read.ttl_ms) == (advice.order, advice.ttl_ms)
+    assert (read.weights is None) is (advice.weights is None)
+
+
+# --- what it changes -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(fleets(), requests, counsels)
+def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(found, request, counsel):
+    fleet = a_fleet(*found)
+    native = decided(request, fleet)
+    led = decided(replace(request, advice=counsel), fleet)
+    assert led.action in ({native.action} if native.chosen is None else {Action.ROUTE, Action.ROUTE_COLD})
+    assert set(order_of(led)) == set(order_of(native))
+    assert led.record.excluded == native.record.excluded
+    assert led.record.excluded_counts == native.record.excluded_counts
+    if led.chosen is not None:
+        assert led.chosen.endpoint == order_of(led)[0]
+        assert led.chosen.endpoint not in {gone.row for gone in led.record.excluded}
+
+
+@settings(max_examples=50, deadline=None)
+@given(fleets(), requests, counsels)
+def test_equal_questions_and_answers_give_equal_decisions(found, request, counsel):
+    fleet = a_fleet(*found)
+    advised = replace(request, advice=counsel)
+    assert decided(advised, fleet) == decided(advised, fleet)
+
+
+@settings(max_examples=100, deadline=None)
+@given(fleets(**open_rows), requests, st.permutations(KEYS))
+def test_the_first_eligible_id_of_an_authoritative_answer_serves_and_the_native_order_follows(
+    found, request, keys
+):
+    fleet = a_fleet(*found)
+    native = decided(request, fleet)
+    running = {scored.row.key for scored in survey(request, fleet, POLICY, NOW).scored}
+    counsel = replace(a_counsel(), advice=Advice(order=tuple(keys), ttl_ms=0))
+    led = decided(replace(request, advice=counsel), fleet)
+    if not running:
+        assert order_of(led) == order_of(native)
+        return
+    first = next(key for key in keys if key in running)
+    assert order_of(led) == [first, *(key for key in order_of(native) if key != first)]
+    assert led.record.authority.first == first
+    assert led.reason is (Reason.DEGRADED if led.record.degraded else Reason.AUTHORITY)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    fleets(),
+    requests,
+    modes,
+    st.sampled_from([one for one in AuthorityOutcome if one.value not in ("used", "cached")]),
+)
+def test_without_an_answer_that_counts_the_choice_is_the_native_one(found, request, mode, outcome):
+    fleet = a_fleet(*found)
+    native = decided(request, fleet)
+    advice = Advice(order=(a_row("stranger").key,), ttl_ms=0)
+    if outcome is not AuthorityOutcome.EMPTY_INTERSECTION:
+        counsel = Counsel(mode=mode, outcome=outcome, decision_id=native.id)
+    else:
+        counsel = Counsel(mode=mode, outcome=AuthorityOutcome.USED, decision_id=native.id, advice=advice)
+    led = decided(replace(request, advice=counsel, attempt=1), fleet)
+    native = decided(replace(request, attempt=1), fleet)
+    assert (led.action, led.reason, order_of(led)) == (native.action, native.reason, order_of(native))
+    assert led.record.authority.outcome is outcome
+    assert led.record.authority.first is None
+    assert led.record.margin == native.record.margin
+
+
+@settings(max_examples=80, deadline=None)
+@given(fleets(**open_rows), st.permutations(KEYS))
+def test_advice_beats_the_veto_no_more_than_a_hint_does(found, keys):
+    fleet = a_fleet(*found)
+    counsel = replace(a_counsel(mode=AuthorityMode.ADVISORY), advice=Advice(order=tuple(keys), ttl_ms=0))
+    led = decided(a_request(advice=counsel), fleet)
+    rows = {scored.row.key: scored for scored in survey(a_request(), fleet, POLICY, NOW).scored}
+    if any(worst(scored) < POLICY.veto_needs_below for scored in rows.values()):
+        assert led.chosen is not None
+        assert worst(rows[led.chosen.endpoint]) <= POLICY.veto_above
+
+
+def test_an_authoritative_answer_wins_over_cost_veto_and_preference():
+    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=80), a_row("c", tg=0.5, pressure=0.99))
+    wish = a_request(hints=parsed_hints(prefer="@b"))
+    led = decided(replace(wish, advice=a_counsel("c", "a")), fleet)
+    assert (chosen_node(led), led.reason) == ("c", Reason.AUTHORITY)
+    assert [note.outcome for note in led.record.hints] == [HintOutcome.OUTSCORED]
+    note = led.record.authority
+    assert (note.mode.value, note.outcome.value, note.ms) == ("authoritative", "used", 7)
+    assert led.id == "d1"
+    assert led.record.margin < 0
+    chosen = next(each for each in led.record.candidates if each.row == led.record.chosen)
+    assert chosen.out is None
+
+
+def test_advice_is_a_hint_ranked_by_its_order_and_takes_the_place_of_preference():
+    fleet = a_fleet(a_row("a", tg=70), a_row("b", tg=60), a_row("c", tg=50))
+    assert chosen_node(decided(a_request(), fleet)) == "a"
+    advised = a_request(hints=parsed_hints(prefer="@b"), advice=a_counsel("c", mode=AuthorityMode.ADVISORY))
+    led = decided(advised, fleet)
+    assert (chosen_node(led), led.reason) == ("c", Reason.AUTHORITY)
+    far = a_fleet(a_row("a", tg=70), a_row("c", tg=2, pressure=0.8))
+    led = decided(advised, far)
+    assert (chosen_node(led), led.reason) == ("a", Reason.NATIVE)
+    assert led.record.authority.outcome is AuthorityOutcome.USED
+
+
+@pytest.mark.parametrize("mode", [AuthorityMode.ADVISORY, AuthorityMode.AUTHORITATIVE])
+@pytest.mark.parametrize(
+    ("hints", "code"),
+    [
+        (parsed_hints(require="!node=@b"), Reason.NOT_IN_SUBSET),
+        (replace(parsed_hints(), locality=Locality.HOST), Reason.LOCALITY),
+    ],
+)
+def test_an_authority_beats_neither_a_requirement_nor_locality(mode, hints, code):
+    fleet = a_fleet(a_row("me", is_self=True), a_row("b", tg=500))
+    led = decided(a_request(hints=hints, advice=a_counsel("b", mode=mode)), fleet)
+    assert chosen_node(led) == "me"
+    assert led.record.excluded_counts == {code.value: 1}
+    assert led.record.authority.outcome is AuthorityOutcome.EMPTY_INTERSECTION
+
+
+def test_an_authority_gives_no_trust():
+    fleet = a_fleet(a_row("a"), a_row("b", untrusted=True))
+    led = decided(a_request(advice=a_counsel("b", "stranger")), fleet)
+    assert (chosen_node(led), led.record.excluded[0].code) == ("a", Reason.UNTRUSTED)
+
+
+def test_a_row_that_is_only_a_backup_is_nothing_to_name():
+    fleet = a_fleet(a_row("a"), a_row("b", backup="failing"))
+    led = decided(a_request(advice=a_counsel("b")), fleet)
+    assert (chosen_node(led), led.record.authority.outcome.value) == ("a", "empty_intersection")
+
+
+def test_after_a_failure_the_answer_still_counts_for_what_is_left():
+    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20), a_row("c", tg=10))
+    request = a_request(advice=a_counsel("c", "b"))
+    first = decided(request, fleet)
+    second = decided(request.after_failure(first.chosen.endpoint), fleet)
+    third = decided(request.after_failure(first.chosen.endpoint).after_failure(second.chosen.endpoint), fleet)
+    assert [chosen_node(one) for one in (first, second, third)] == ["c", "b", "a"]
+    assert [one.record.authority.outcome.value for one in (second, third)] == ["used", "empty_intersection"]
+    assert first.id == "d1" != second.id
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (3e300, 1e300), (3e-300, 1e-300)])
+def test_weights_draw_in_proportion_and_the_same_request_draws_the_same(weights):
+    fleet = a_fleet(a_row("a"), a_row("b"), a_row("c", tg=500))
+    counsel = a_counsel("stranger", "a", "b", weights=(weights[0], *weights))
+
+    def drawn(number):
+        return chosen_node(decided(a_request(request_id=f"r{number}", advice=counsel), fleet))
+
+    spread = Counter(drawn(number) for number in range(2_000))
+    assert spread.keys() == {"a", "b"}
+    assert spread["a"] / 2_000 == pytest.approx(0.75, abs=0.04)
+    assert [drawn(number) for number in range(20)] == [drawn(number) for number in range(20)]
+
+
+def test_a_request_without_an_authority_says_so():
+    assert decided(a_request(), a_fleet(a_row("a"))).record.authority is NO_AUTHORITY
+    refused = decided(a_request(model="absent"), a_fleet(a_row("a")))
+    assert refused.record.authority is NO_AUTHORITY
+    assert (NO_AUTHORITY.mode.value, NO_AUTHORITY.outcome.value) == ("off", "off")
+
+
+# --- what is asked -------------------------------------------------------------------------------------------
+
+
+def asked(request, fleet):
+    question = question_of(request, survey(request, fleet, POLICY, NOW), "d1", 50)
+    return question, json.loads(msgspec.json.encode(question))
+
+
+def test_the_question_has_the_members_of_its_contract():
+    request = a_request(
+        hints=parsed_hints(**{"class": "batch"}, require="cap=tools"),
+        text_bytes=4_320,
+        request_id="secret-id",
+    )
+    fleet = a_fleet(a_row("a", tg=20, cap_yes=0xFFFF), a_row("b", cap_yes=0xFFFF), a_row("c", cap_yes=0))
+    _, tree = asked(request, fleet)
+    rows = tree.pop("candidates")
+    assert tree == {
+        "v": 1,
+        "decision_id": "d1",
+        "budget_ms": 50,
+        "class": "batch",
+        "dialect": "chat",
+        "requires": ["tools"],
+        "model": "tiny",
+        "match": "exact",
+        "locality": "mesh",
+        "size": {"prompt_tokens_le": 2_048, "output_tokens_le": 256},
+        "slo": {"ttft_ms": 60_000, "tpot_ms": None},
+    }
+    assert [row["id"] for row in rows] == [a_row("b").key, a_row("a").key]
+    assert rows[0].keys() == {"id", "model", "level", "resident", "est_ms", "factors", "score"}
+    assert rows[0]["est_ms"].keys() == {"wait", "load", "prefill", "ttft", "ect"}
+    assert rows[0]["factors"].keys() == {"slo", "memory", "switch", "pressure", "speed"}
+
+
+def test_the_question_names_no_request_session_caller_or_node():
+    request = a_request(request_id="canary-id", caller="key:canary", session=b"canary-s", text_bytes=4_321)
+    question, _ = asked(request, a_fleet(a_row("a", node_name="canary-node", label="@canary-node/llamacpp")))
+    text = msgspec.json.encode(question).decode()
+    assert "canary" not in text
+    assert b"canary-s".hex() not in text
+    assert "4321" not in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(fleets(), requests)
+def test_only_rows_in_the_running_are_asked_about_best_first(found, request):
+    fleet = a_fleet(*found)
+    question, _ = asked(request, fleet)
+    running = {scored.row.key: scored.score for scored in survey(request, fleet, POLICY, NOW).scored}
+    assert [running[row.id] for row in question.candidates] == sorted(running.values())
+    for size in (question.size.prompt_tokens_le, question.size.output_tokens_le):
+        assert size & (size - 1) == 0
+
+
+def test_at_most_64_rows_are_asked_about():
+    question, _ = asked(a_request(), a_fleet(*(a_row(f"n{i}") for i in range(100))))
+    assert len(question.candidates) == 64
+
+
+@given(st.integers(0, 2**40))
+def test_sizes_are_rounded_up_to_powers_of_two(count):
+    rounded = power_of_two(count)
+    assert rounded >= count
+    assert rounded & (rounded - 1) == 0
+    assert rounded < 2 * count or count == rounded == 0
