@@ -1,4 +1,5 @@
-"""The command line of the simulator: meshes under random faults, and placement policies compared on traces."""
+"""The command line of the simulator: meshes under random faults, and placement policies compared on traces,
+and the numbers of ours tuned on them."""
 
 import argparse
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from router_core.sim.report import Figures, SeedReport, measure, run_seed
-from scripts import simulate_placement
+from scripts import simulate_placement, simulate_tune
 
 SEEDS = 100
 LONG_SEEDS = 2_000
@@ -31,8 +32,10 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     add_mesh_arguments(verbs.add_parser("mesh", help="seeds under random faults, and figures of calm meshes"))
     simulate_placement.add_arguments(verbs.add_parser("placement", help="placement policies compared"))
+    simulate_tune.add_arguments(verbs.add_parser("tune", help="what each number of the policy is worth"))
     args = parser.parse_args()
-    return simulate_placement.main(args) if args.verb == "placement" else simulate_mesh(args)
+    mains = {"mesh": simulate_mesh, "placement": simulate_placement.main, "tune": simulate_tune.main}
+    return mains[args.verb](args)
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:

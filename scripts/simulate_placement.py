@@ -116,7 +116,7 @@ def plain_runs(args: argparse.Namespace) -> list[Run]:
     """Every policy of every scenario that was named, at each of its loads."""
     runs = []
     for name in args.scenarios or ("herd",):
-        scenario = _sized(read_scenario(name), args.requests)
+        scenario = sized(read_scenario(name), args.requests)
         policies = args.policies.split(",") if args.policies else scenario.policies
         runs += [
             (scenario, policy, rho, seed)
@@ -133,7 +133,7 @@ def headline_runs(args: argparse.Namespace) -> list[Run]:
     scenarios = [read_scenario("herd"), read_scenario("multi-model"), frozen]
     scenarios.append(replace(frozen, name="healthy", frozen=()))
     return [
-        (_sized(scenario, args.requests if scenario.load.arrivals != "at_once" else None), policy, rho, seed)
+        (sized(scenario, args.requests if scenario.load.arrivals != "at_once" else None), policy, rho, seed)
         for scenario in scenarios
         for rho in scenario.load.rhos
         for policy in scenario.policies
@@ -145,7 +145,8 @@ def _headline_seeds(scenario: str, rho: float, policy: str) -> int:
     return HEADLINE_SEEDS.get((scenario, rho, policy), HEADLINE_SEEDS.get((scenario, rho, ""), SEEDS))
 
 
-def _sized(scenario: Scenario, requests: int | None) -> Scenario:
+def sized(scenario: Scenario, requests: int | None) -> Scenario:
+    """``scenario`` with another number of requests, if told."""
     return scenario if requests is None else replace(scenario, load=replace(scenario.load, requests=requests))
 
 
@@ -160,11 +161,12 @@ def played(runs: Sequence[Run], folder: Path | None, jobs: int) -> list[Result]:
 
 def _play(item: tuple[Run, Path | None]) -> Result:
     (scenario, policy, rho, seed), folder = item
-    return play(scenario, policy, rho, seed, _supply(folder))
+    return play(scenario, policy, rho, seed, supply_of(folder))
 
 
 @cache
-def _supply(folder: Path | None) -> Supply:
+def supply_of(folder: Path | None) -> Supply:
+    """Traces and measurements of ``folder``, the built-in ones for None."""
     return built_in() if folder is None else supply(folder)
 
 

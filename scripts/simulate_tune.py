@@ -1,0 +1,142 @@
+"""The verb ``tune`` of the simulator: a sensitivity table of the placement policy, and what held-out traces say of it."""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from router_core.errors import LocalMisuse
+from router_core.policy.placement import PlacementPolicy
+from router_core.sim import tuning
+from router_core.sim.scenario import Scenario
+from router_core.sim.trial import Result, play
+from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
+from scripts.simulate_placement import read_scenario, shared_folder, sized, supply_of
+
+SCENARIOS = ("herd", "multi-model", "skew")
+SEEDS = 4
+REQUESTS = 1_500
+HELD_OUT_FROM = 1_000
+"""Seeds of the held-out part start here: nothing of it was seen."""
+
+Run = tuple[Scenario, float, int, Part, Mapping[str, float]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "scenarios", nargs="*", default=SCENARIOS, help=f"of each case ({', '.join(SCENARIOS)})"
+    )
+    parser.add_argument("--knobs", help="comma-separated dotted names, all if not told")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"runs of each case ({SEEDS})")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"requests of each run ({REQUESTS})")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--shared", type=Path, help="folder of traces and profiles")
+    parser.add_argument("--built-in", action="store_true", help="use built-in workloads only")
+    parser.add_argument("--json", action="store_true", help="one object a line")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the table; 2 on a wrong request."""
+    try:
+        folder = None if args.built_in else shared_folder(args.shared)
+        scenarios = [sized(read_scenario(name), args.requests) for name in args.scenarios]
+        tries = [SHIPPED, *wanted(args.knobs)]
+        began = time.monotonic()
+        trained = played(scenarios, tries, {}, Part.TRAINING, args, folder)
+        found = tuning.effects(trained)
+        taken = tuning.better(found)
+        whole = Try(path="all of these")
+        judged = (
+            []
+            if not taken
+            else tuning.effects(
+                played(scenarios, [SHIPPED, whole], {whole: taken}, Part.HELD_OUT, args, folder)
+            )
+        )
+    except LocalMisuse as wrong:
+        print(wrong, file=sys.stderr)
+        return 2
+    show(found, taken, judged, args.json)
+    if not args.json:
+        print(f"{args.seeds} seeds of {args.requests} requests, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def wanted(names: str | None) -> list[Try]:
+    """The tries of the knobs that were named. Raises LocalMisuse on an unknown one."""
+    known = {knob.path: knob for knob in KNOBS}
+    paths = names.split(",") if names else list(known)
+    for path in paths:
+        if path not in known:
+            raise LocalMisuse(f"knob {path!r} is unknown, there are {', '.join(known)}")
+    return [Try(path=path, value=value) for path in paths for value in known[path].values]
+
+
+def played(
+    scenarios: Sequence[Scenario],
+    tries: Sequence[Try],
+    combined: Mapping[Try, Mapping[str, float]],
+    part: Part,
+    args: argparse.Namespace,
+    folder: Path | None,
+) -> dict[Try, list[Result]]:
+    """Every try on every scenario at its first load, by try."""
+    first = HELD_OUT_FROM if part is Part.HELD_OUT else 1
+    work: list[tuple[Try, Run]] = []
+    for tried in tries:
+        values = combined.get(tried) or ({} if tried.path is None else {tried.path: tried.value})
+        work += [
+            (tried, (scenario, scenario.load.rhos[0], seed, part, values))
+            for scenario in scenarios
+            for seed in range(first, first + args.seeds)
+        ]
+    runs = [(run, folder) for _, run in work]
+    if args.jobs <= 1:
+        results = [_play(item) for item in runs]
+    else:
+        with ProcessPoolExecutor(max_workers=args.jobs) as pool:
+            results = list(pool.map(_play, runs))
+    by_try: dict[Try, list[Result]] = {}
+    for (tried, _), result in zip(work, results, strict=True):
+        by_try.setdefault(tried, []).append(result)
+    return by_try
+
+
+def _play(item: tuple[Run, Path | None]) -> Result:
+    (scenario, rho, seed, part, values), folder = item
+    policy = tuning.changed(PlacementPolicy(), values)
+    return play(scenario, "balanced", rho, seed, tuning.part_of(supply_of(folder), part), policy)
+
+
+def show(
+    found: Iterable[Effect], taken: Mapping[str, float], judged: Iterable[Effect], as_json: bool
+) -> None:
+    """The table of training, what it would take over, and how that fares on what is held out."""
+    policy = PlacementPolicy()
+    for effect in found:
+        path = effect.tried.path
+        assert path is not None
+        shipped = tuning.value_of(policy, path)
+        line(f"{path} {shipped:g} -> {effect.tried.value:g}", effect, as_json, Part.TRAINING)
+    if not as_json:
+        told = ", ".join(f"{path} = {value:g}" for path, value in taken.items())
+        print(f"surely better on the training part: {told or 'nothing'}")
+    for effect in judged:
+        line("all of these", effect, as_json, Part.HELD_OUT)
+
+
+def line(name: str, effect: Effect, as_json: bool, part: Part) -> None:
+    ratio = math.exp(effect.change.value)
+    half = None if effect.change.half is None else ratio * effect.change.half
+    verdict = {-1: "better", 0: "", 1: "worse"}[tuning.surely(effect.change)]
+    if as_json:
+        told = {"name": name, "scenario": effect.scenario, "part": part.value, "value": round(ratio, 4)}
+        print(json.dumps(told | {"unit": "cost / shipped", "interval": half, "verdict": verdict}))
+        return
+    interval = "" if half is None else f" ± {half:.3f}"
+    print(f"{name:34} {effect.scenario:12} {part.value:9} {ratio:.3f}{interval} {verdict}".rstrip())

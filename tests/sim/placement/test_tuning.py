@@ -1,0 +1,83 @@
+"""Tuning: one number at a time, equal requests, and nothing is taken over that chance could explain."""
+
+import pytest
+from msgspec.structs import replace
+
+from router_core.errors import LocalMisuse
+from router_core.policy.placement import PlacementPolicy
+from router_core.sim import tuning
+from router_core.sim.placement_report import Mean
+from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
+from scripts import simulate
+from scripts.shared_data import built_in
+from tests.sim.placement.test_reports import a_result
+
+SHIPS = PlacementPolicy()
+SLOWER = Try(path="weights.speed", value=0.05)
+
+
+def an_effect(value: float, half: float | None, tried: Try = SLOWER, scenario: str = "herd") -> Effect:
+    return Effect(tried=tried, scenario=scenario, change=Mean(value=value, half=half, n=4))
+
+
+def test_every_knob_is_a_number_of_the_policy_and_tries_another_value():
+    for knob in KNOBS:
+        for value in knob.values:
+            other = tuning.changed(SHIPS, {knob.path: value})
+            assert tuning.value_of(other, knob.path) == value != tuning.value_of(SHIPS, knob.path)
+
+
+@pytest.mark.parametrize("path", ["weights", "weights.luck", "luck", "name", "tie_fixed.more"])
+def test_what_is_no_number_of_the_policy_is_refused(path: str):
+    with pytest.raises(LocalMisuse, match="is no number of the policy"):
+        tuning.changed(SHIPS, {path: 1.0})
+
+
+def test_a_value_the_policy_does_not_allow_is_refused():
+    with pytest.raises(LocalMisuse, match="weight speed"):
+        tuning.changed(SHIPS, {"weights.speed": 2.0})
+
+
+def test_the_parts_share_no_request_and_no_client():
+    supply = built_in()
+    train, held = (tuning.part_of(supply, part) for part in Part)
+    for name, lengths in supply.lengths.items():
+        assert [*train.lengths[name], *held.lengths[name]] == list(lengths)
+    assert len(train.clients) + len(held.clients) == len(supply.clients)
+    assert not set(train.clients) & set(held.clients)
+
+
+def test_equal_runs_have_no_effect_and_runs_are_compared_by_scenario_and_seed():
+    shipped = [a_result(seed=seed, ttft_p95=float(seed)) for seed in (1, 2, 3)]
+    (effect,) = tuning.effects({SHIPPED: shipped, SLOWER: shipped})
+    assert effect.change == Mean(value=0.0, half=0.0, n=3)
+    dearer = [replace(one, ttft_p95=one.ttft_p95 * 8) for one in shipped]
+    (effect,) = tuning.effects({SHIPPED: shipped, SLOWER: dearer})
+    assert effect.change.value == pytest.approx(0.693, abs=0.001), "ln of the third root of 8"
+    assert tuning.surely(effect.change) == 1
+
+
+def test_only_what_is_surely_better_somewhere_and_surely_worse_nowhere_is_taken_over():
+    assert tuning.better([an_effect(-0.2, 0.1)]) == {"weights.speed": 0.05}
+    assert tuning.better([an_effect(-0.2, 0.3)]) == {}, "chance explains it"
+    assert tuning.better([an_effect(-0.2, None)]) == {}, "one seed says nothing"
+    assert tuning.better([an_effect(-0.2, 0.1), an_effect(0.1, 0.05, scenario="skew")]) == {}
+    more = Try(path="weights.speed", value=0.2)
+    assert tuning.better([an_effect(-0.2, 0.1), an_effect(-0.3, 0.1, more)]) == {"weights.speed": 0.2}
+
+
+def test_the_verb_prints_each_try_and_what_it_would_take_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = "simulate tune herd --knobs tie_fixed --seeds 2 --requests 60 --built-in --jobs 1"
+    monkeypatch.setattr("sys.argv", words.split())
+    assert simulate.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["tie_fixed", "tie_fixed"]
+    assert lines[2].startswith("surely better on the training part:")
+
+
+def test_an_unknown_knob_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("sys.argv", ["simulate", "tune", "herd", "--knobs", "luck", "--built-in"])
+    assert simulate.main() == 2
+    assert "knob 'luck' is unknown" in capsys.readouterr().err
