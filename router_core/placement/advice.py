@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from router_core import limits
+from router_core.placement.choose import S
 from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.record import AuthorityNote, Factors
 from router_core.placement.request import Advice, Counsel, Endpoint, PlacementRequest
@@ -216,11 +217,11 @@ def heed(counsel: Counsel, seen: Survey, policy: PlacementPolicy, seed: bytes) -
     return AuthorityNote(mode=counsel.mode, outcome=outcome, ms=counsel.ms, reason=why, first=first)
 
 
-def led_by(note: AuthorityNote, order: list[Scored]) -> list[Scored]:
+def led_by(note: AuthorityNote, order: list[S]) -> list[S]:
     """``order`` with the row in front that an authoritative answer came to, the others as they were."""
     if not note.leads:
         return order
-    first = next(scored for scored in order if scored.row.key == note.first)
+    first = next(scored for scored in order if scored.key == note.first)
     first.out = None
     return [first, *(scored for scored in order if scored is not first)]
 

@@ -9,14 +9,15 @@ from random import Random
 
 from router_core.placement.admission import retry_after_s
 from router_core.placement.advice import heed, led_by
-from router_core.placement.choose import choose, seed_of
+from router_core.placement.choose import choose, reason_of, seed_of
 from router_core.placement.decision import ALTERNATIVES, EXCLUDED_KEPT, Decision, Evidence
 from router_core.placement.eligibility import matches
+from router_core.placement.estimates import capacity
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import NARROWING
 from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
-from router_core.placement.record import NO_AUTHORITY, AuthorityNote, Choice, ViewFacts
+from router_core.placement.record import NO_AUTHORITY, Choice, ViewFacts
 from router_core.placement.request import HintNote, NodeRef, PlacementRequest
 from router_core.placement.survey import Scored, Survey, survey
 from router_core.policy.placement import PlacementPolicy
@@ -30,16 +31,24 @@ _BASE32 = b"abcdefghijklmnopqrstuvwxyz234567" * 8
 
 
 def decide(
-    request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int, rng: Random
+    request: PlacementRequest,
+    fleet: Fleet,
+    policy: PlacementPolicy,
+    now: int,
+    rng: Random,
+    *,
+    full: bool = False,
 ) -> Decision:
-    """Who serves ``request``, or why nobody can. ``now`` is boot ms."""
+    """Who serves ``request``, or why nobody can. ``now`` is boot ms. ``full``: the record shall tell all candidates,
+    however many."""
     seen = survey(request, fleet, policy, now)
     seed = seed_of(request.request_id, request.attempt)
     few = len(seen.scored) + len(seen.reserves) <= policy.candidates_kept
-    full = few or request.attempt > 1 or seed[-1] % _FULL_ONE_IN == 0
+    full = full or few or request.attempt > 1 or seed[-1] % _FULL_ONE_IN == 0
     counsel = request.advice
     note = NO_AUTHORITY if counsel is None else heed(counsel, seen, policy, seed)
-    order = led_by(note, choose(seen.scored, seen.need, policy, seed, full=full))
+    order = choose(seen.scored, policy, seed, lambda row: capacity(row.row, seen.need), full=full)
+    order = led_by(note, order)
     decision_id = new_id(rng) if counsel is None or request.attempt > 1 else counsel.decision_id
     chosen = retry_s = None
     shown: tuple[Scored, ...] = ()
@@ -50,7 +59,7 @@ def decide(
         full = full or action is not Action.ROUTE
         ranked = sorted([row for row in (*order, *seen.reserves) if row is not chosen], key=_SCORE)
         shown = (*order, *seen.reserves) if full else (chosen, *ranked[:ALTERNATIVES])
-        reason = _reason(chosen, ranked, seen, note)
+        reason = reason_of(chosen, ranked, seen.degraded, note)
     else:
         action, reason = Action.REJECT, _refusal(seen)
         if reason.status in _RETRIED:
@@ -101,23 +110,6 @@ def _waits_s(seen: Survey, now: int) -> list[float]:
 def new_id(rng: Random) -> str:
     """130 random bits as 26 characters of base32: five bits of each of 26 bytes."""
     return rng.getrandbits(8 * _ID_BYTES).to_bytes(_ID_BYTES, "little").translate(_BASE32).decode()
-
-
-def _reason(chosen: Scored, others: list[Scored], seen: Survey, note: AuthorityNote) -> Reason:
-    if seen.degraded and seen.degraded != ("digest_conflict",):
-        return Reason.DEGRADED
-    if note.leads:
-        return Reason.AUTHORITY
-    if not (chosen.hint_bonus or chosen.affinity_bonus) or not others:
-        return Reason.NATIVE
-    rival = min([other.score for other in others if other.reserve is None], default=None)
-    if rival is None:
-        return Reason.NATIVE
-    if chosen.hint_bonus and rival < chosen.score + chosen.hint_bonus:
-        return Reason.HINT if note.first is None else Reason.AUTHORITY
-    if chosen.affinity_bonus and rival < chosen.score + chosen.affinity_bonus:
-        return Reason.SESSION
-    return Reason.NATIVE
 
 
 def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -> Choice:

@@ -11,14 +11,14 @@ from operator import attrgetter
 from msgspec import Struct
 
 from router_core.ids import NodeId
-from router_core.placement.choose import seed_of
+from router_core.placement.choose import alternative_of, seed_of
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import (
+    BACKUP,
     NO_AUTHORITY,
-    Alternative,
     AuthorityNote,
     Candidate,
     Choice,
@@ -29,7 +29,7 @@ from router_core.placement.record import (
 )
 from router_core.placement.request import HintNote, PlacementRequest
 from router_core.placement.survey import Exclusion, Scored
-from router_core.policy.placement import PlacementPolicy, Weights
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
 
 EXCLUDED_KEPT = 64
@@ -102,7 +102,7 @@ def record_of(decision: Decision) -> DecisionRecord:
         hints=decision.hints,
         excluded=tuple([_excluded(gone, seen.need) for gone in excluded]),
         excluded_counts={code.value: count for code, count in decision.counts.items()},
-        candidates=tuple([_candidate(scored, seen.need) for scored in shown]),
+        candidates=tuple([_candidate(scored, seen.need, seen.policy) for scored in shown]),
         full=seen.full,
         action=decision.action,
         chosen=chosen.endpoint if chosen is not None else None,
@@ -110,14 +110,14 @@ def record_of(decision: Decision) -> DecisionRecord:
         margin=others[0].score - shown[0].score if others else None,
         degraded=decision.degraded,
         alternatives=tuple(
-            [_alternative(other, shown[0], seen.policy.weights) for other in others[:ALTERNATIVES]]
+            [alternative_of(other, shown[0], seen.policy.weights) for other in others[:ALTERNATIVES]]
         ),
         names=names,
         authority=decision.authority,
     )
 
 
-def _candidate(scored: Scored, need: Need) -> Candidate:
+def _candidate(scored: Scored, need: Need, policy: PlacementPolicy) -> Candidate:
     row, est = scored.row, scored.est
     return Candidate(
         row=row.key,
@@ -125,30 +125,20 @@ def _candidate(scored: Scored, need: Need) -> Candidate:
         resident=scored.resident,
         free=scored.free,
         age_ms=scored.age_ms,
+        period_ms=row.period_ms,
         est=est,
         f=scored.f,
         adj=scored.adj,
+        penalty=scored.adj + scored.hint_bonus + scored.affinity_bonus,
+        hint=scored.hint_bonus / policy.hint_bonus if scored.hint_bonus else 0.0,
+        affinity=scored.affinity_bonus / policy.affinity_bonus if scored.affinity_bonus else 0.0,
         capacity=capacity(row, need),
         queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, scored.pace)
         if est.wait
         else 0.0,
         score=scored.score,
-        out="backup" if scored.reserve is not None else scored.out,
+        out=BACKUP if scored.reserve is not None else scored.out,
     )
-
-
-def _alternative(scored: Scored, chosen: Scored, weights: Weights) -> Alternative:
-    theirs, ours = scored.f, chosen.f
-    gaps = (
-        (weights.slo * (theirs.slo - ours.slo), "slo"),
-        (weights.memory * (theirs.memory - ours.memory), "memory"),
-        (weights.switch * (theirs.switch - ours.switch), "switch"),
-        (weights.pressure * (theirs.pressure - ours.pressure), "pressure"),
-        (weights.speed * (theirs.speed - ours.speed), "speed"),
-        (scored.adj - chosen.adj, "adj"),
-    )
-    gap, name = max(gaps)
-    return Alternative(row=scored.row.key, score=scored.score, top_factor=name if gap > 0.0 else "draw")
 
 
 def _excluded(gone: Exclusion, need: Need) -> Excluded:

@@ -64,11 +64,13 @@ def need_of(
     """The needs of ``request``; ``learned`` is the usual output of this model and class, if any was seen."""
     hints, dialect = request.hints, int(request.dialect)
     targets = targets_of(hints.request_class, policy)
-    prompt = (
-        math.ceil(request.text_bytes / bytes_per_token)
-        + policy.image_tokens * request.images
-        + policy.audio_tokens * request.audio_parts
-    )
+    prompt = request.prompt_tokens
+    if prompt is None:
+        prompt = (
+            math.ceil(request.text_bytes / bytes_per_token)
+            + policy.image_tokens * request.images
+            + policy.audio_tokens * request.audio_parts
+        )
     each = 0
     if not dialect & _NO_OUTPUT:
         each = learned if learned is not None else policy.output_tokens

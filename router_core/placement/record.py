@@ -12,6 +12,7 @@ from router_core.placement.request import Endpoint, HintNote
 from router_core.policy.authority import AuthorityMode
 
 VERSION = 1
+BACKUP = "backup"
 
 
 class Estimate(Struct, frozen=True, gc=False, kw_only=True):
@@ -38,16 +39,25 @@ class Factors(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, gc=False, kw_only=True):
-    """One scored row. ``free``: the request would not have queued there. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``."""
+    """One scored row, with all that the choice looked at.
+
+    ``free``: the request would not have queued there. ``period_ms``: how often its node tells its state. ``adj`` is
+    ``penalty`` (looser match, alias) less the policy's hint bonus x ``hint`` and affinity bonus x ``affinity``, both in
+    0..1. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``.
+    """
 
     row: str
     model: str
     resident: bool
     free: bool
     age_ms: int
+    period_ms: int
     est: Estimate
     f: Factors
     adj: float
+    penalty: float
+    hint: float
+    affinity: float
     capacity: float
     queue_risk: float
     score: float

@@ -124,7 +124,8 @@ class Counsel(Struct, frozen=True, gc=False, kw_only=True):
 class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     """Everything a decision may know of a request.
 
-    ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels. ``output_cap`` is the dialect's cap
+    ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt if
+    somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap
     on output tokens per choice, None if not told. ``requires`` is inferred from path and body and excludes a row only
     on a known no. ``tried`` failed this request already, ``refused`` declined it.
     """
@@ -135,6 +136,7 @@ class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     arrival_ms: int
     stream: bool = False
     text_bytes: int = 0
+    prompt_tokens: int | None = None
     body_bytes: int = 0
     images: int = 0
     audio_parts: int = 0

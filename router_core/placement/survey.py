@@ -45,6 +45,18 @@ class Scored(Struct, gc=False, kw_only=True):
     reserve: str | None = None
     out: str | None = None
 
+    @property
+    def key(self) -> Endpoint:
+        return self.row.key
+
+    @property
+    def model(self) -> str:
+        return self.row.model
+
+    @property
+    def period_ms(self) -> int:
+        return self.row.period_ms
+
 
 class Exclusion(Struct, frozen=True, gc=False, kw_only=True):
     row: Row

@@ -1,5 +1,6 @@
 """Rows, fleets and requests for tests of placement: readable defaults, any field overridable."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,6 +10,7 @@ from router_core.ids import Id8, Id16, Id32, NodeName, node_id_of
 from router_core.placement.admission import Gate
 from router_core.placement.decide import decide
 from router_core.placement.decision import Decision
+from router_core.placement.estimates import capacity
 from router_core.placement.fleet import Fleet, Live, fold_fleet
 from router_core.placement.hints import parse_hints
 from router_core.placement.index import index_of
@@ -18,6 +20,7 @@ from router_core.placement.names import parse_model_name
 from router_core.placement.record import Choice
 from router_core.placement.request import Hints, PlacementRequest
 from router_core.placement.rows import Row
+from router_core.placement.survey import Scored, Survey
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import ProfileKey
@@ -147,6 +150,11 @@ def decided(
     request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy = POLICY, now: int = NOW
 ) -> Decision:
     return decide(request, fleet, policy, now, Random(1))
+
+
+def sustained(seen: Survey) -> Callable[[Scored], float]:
+    """What each row of a survey can sustain."""
+    return lambda scored: capacity(scored.row, seen.need)
 
 
 def chosen_node(decision: Decision) -> str | None:

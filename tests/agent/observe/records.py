@@ -28,11 +28,15 @@ def candidate(
         resident=resident,
         free=True,
         age_ms=400,
+        period_ms=2_000,
         est=Estimate(
             wait=wait, load=load, prefill=0.3, net=0.01, tpot=0.011, ttft=ttft, ect=ttft + 2.8, sd=0.3
         ),
         f=Factors(slo=min(1.0, score), memory=0.0, switch=0.0, pressure=0.1, speed=0.1),
         adj=0.0,
+        penalty=0.0,
+        hint=0.0,
+        affinity=0.0,
         capacity=1.0,
         queue_risk=0.0,
         score=score,

@@ -30,6 +30,7 @@ from tests.support.fleets import (
     chosen_node,
     decided,
     parsed_hints,
+    sustained,
 )
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -219,7 +220,7 @@ def test_with_speed_alone_the_unit_of_time_does_not_matter(found, factor):
 def test_no_bonus_beats_the_veto(found, wished):
     request = a_request(hints=parsed_hints(prefer=f"@{wished}"))
     seen = survey(request, a_fleet(*found), POLICY, NOW)
-    order = choose(seen.scored, seen.need, POLICY, seed_of("r", 1), full=True)
+    order = choose(seen.scored, POLICY, seed_of("r", 1), sustained(seen), full=True)
     if any(worst(row) < POLICY.veto_needs_below for row in order):
         assert worst(order[0]) <= POLICY.veto_above
 
@@ -228,7 +229,7 @@ def test_no_bonus_beats_the_veto(found, wished):
 @given(fleets(**open_rows), requests)
 def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found, request):
     seen = survey(request, a_fleet(*found), POLICY, NOW)
-    order = choose(seen.scored, seen.need, POLICY, seed_of(request.request_id, 1), full=True)
+    order = choose(seen.scored, POLICY, seed_of(request.request_id, 1), sustained(seen), full=True)
     assume(order and not order[0].resident)
     for row in order:
         if row.resident and row.free and row.out != "veto":
@@ -241,7 +242,7 @@ def test_a_short_record_and_a_full_one_choose_the_same(found, request):
     choices = set()
     for full in (True, False):
         seen = survey(request, a_fleet(*found), POLICY, NOW)
-        order = choose(seen.scored, seen.need, POLICY, b"\x80" * 8, full=full)
+        order = choose(seen.scored, POLICY, b"\x80" * 8, sustained(seen), full=full)
         choices.add(order[0].row.key if order else None)
     assert len(choices) == 1
 

@@ -24,6 +24,7 @@ from tests.support.fleets import (
     a_row,
     chosen_node,
     decided,
+    sustained,
 )
 
 NET = replace(POLICY, rtt_s=0.010)
@@ -120,7 +121,7 @@ def test_d_and_e_share_the_draw_by_what_they_sustain():
     tied = near_ties(
         sorted((row for row in seen.scored if row.row.node_name in "de"), key=lambda s: s.score), NET
     )
-    weights = dict(zip([row.row.node_name for row in tied], draw_weights(tied, seen.need), strict=True))
+    weights = dict(zip([row.row.node_name for row in tied], draw_weights(tied, sustained(seen)), strict=True))
     assert weights["d"] == pytest.approx(1.001, abs=0.001)
     assert weights["e"] == pytest.approx(0.659, abs=0.001)
     assert weights["d"] / sum(weights.values()) == pytest.approx(0.603, abs=0.001)

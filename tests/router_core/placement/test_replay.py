@@ -1,0 +1,168 @@
+"""A record holds all that the choice looked at: replayed, it chooses the same row; under another policy, that policy's."""
+
+import dataclasses
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from router_core.exchange.breaker import Breakers
+from router_core.placement.choose import choose, seed_of
+from router_core.placement.decide import decide
+from router_core.placement.fleet import Fleet, Live
+from router_core.placement.reasons import Action, Reason
+from router_core.placement.record import DecisionRecord
+from router_core.placement.replay import NotReplayable, replay
+from router_core.placement.request import Pin
+from router_core.placement.survey import survey
+from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.placement import PlacementPolicy, Weights
+from tests.router_core.placement.test_advice import counsels
+from tests.router_core.placement.test_decide import fleets, requests
+from tests.support.fleets import (
+    NOW,
+    POLICY,
+    a_fleet,
+    a_ledger,
+    a_request,
+    a_row,
+    chosen_node,
+    decided,
+    parsed_hints,
+    sustained,
+)
+
+policies = st.builds(
+    PlacementPolicy,
+    weights=st.builds(Weights, slo=st.floats(0, 1), pressure=st.floats(0, 1), speed=st.floats(0, 1)),
+    hint_bonus=st.sampled_from([0.0, 0.15, 0.4]),
+    affinity_bonus=st.sampled_from([0.0, 0.15, 0.4]),
+    pareto_eps=st.sampled_from([0.0, 0.02, 0.2]),
+    tie_fixed=st.sampled_from([0.0, 0.01, 0.3]),
+    aliases=st.sampled_from([(), (("tiny", ("other", "tiny")),)]),
+)
+pins = st.none() | st.builds(
+    lambda name, tokens, age: Pin(endpoint=a_row(name).key, model="tiny", tokens=tokens, at_ms=NOW - age),
+    st.sampled_from("abcdef"),
+    st.integers(0, 10**6),
+    st.integers(0, 700_000),
+)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> Fleet:
+    """Nodes of which many are equal to the last digit, some of them failing, some with two models of one alias."""
+    kinds = draw(st.lists(st.sampled_from([20.0, 50.0, 50.0, 50.0, 80.0]), min_size=1, max_size=24))
+    rows = [
+        a_row(f"n{number}", tg=tg, backup="failing" if number % 7 == 6 else None)
+        for number, tg in enumerate(kinds)
+    ]
+    rows += [a_row(f"n{number}", model="other") for number in range(draw(st.integers(0, len(kinds))))]
+    return a_fleet(*draw(st.permutations(rows)))
+
+
+def without_aliases(policy: PlacementPolicy) -> PlacementPolicy:
+    """``policy``, but the same rows are candidates as by default."""
+    return dataclasses.replace(policy, aliases=())
+
+
+def stored(record: DecisionRecord, way: str) -> DecisionRecord:
+    """``record`` as the journal gives it back, or as a script reads it."""
+    if way == "msgpack":
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=DecisionRecord)
+    return msgspec.json.decode(msgspec.json.encode(record), type=DecisionRecord)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    fleets().map(lambda rows: a_fleet(*rows)) | alike(),
+    requests,
+    pins,
+    st.none() | counsels,
+    policies,
+    st.sampled_from(["msgpack", "json"]),
+)
+def test_p6_a_replay_chooses_what_was_chosen_and_tells_the_same(fleet, request, pin, advice, policy, way):
+    decision = decide(replace(request, pin=pin, advice=advice), fleet, policy, NOW, Random(1), full=True)
+    again = replay(stored(decision.record, way), policy)
+    assert again.chosen == (decision.chosen and decision.chosen.endpoint)
+    assert again == decision.record
+
+
+@settings(max_examples=60, deadline=None)
+@given(alike(), requests)
+def test_the_order_in_which_rows_come_says_nothing(fleet, request):
+    orders = []
+    for turn in (1, -1):
+        seen = survey(request, fleet, POLICY, NOW)
+        order = choose(seen.scored[::turn], POLICY, seed_of("r", 1), sustained(seen), full=True)
+        orders.append([(row.key, row.model) for row in order])
+    assert orders[0] == orders[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(fleets().map(lambda rows: a_fleet(*rows)) | alike(), requests, pins, policies)
+def test_another_policy_replays_to_what_it_would_have_chosen_from_the_same_estimates(
+    fleet, request, pin, policy
+):
+    policy = without_aliases(policy)
+    request = replace(request, pin=pin)
+    before, after = (
+        decide(request, fleet, rule, NOW, Random(1), full=True).record for rule in (POLICY, policy)
+    )
+    assert replay(before, policy).chosen == after.chosen
+
+
+def test_a_bonus_is_weighed_as_the_other_policy_weighs_it():
+    fleet = a_fleet(a_row("near", tg=45), a_row("far", tg=50))
+    record = decided(a_request(hints=parsed_hints(prefer="@near")), fleet).record
+    assert (record.chosen, record.reason) == (a_row("near").key, Reason.HINT)
+    without = replay(record, PlacementPolicy(hint_bonus=0.0, tie_fixed=0.0, tie_per_period=0.0))
+    assert (without.chosen, without.reason) == (a_row("far").key, Reason.NATIVE)
+    assert [candidate.adj for candidate in without.candidates] == [0.0, 0.0]
+    back = replay(without, POLICY)
+    assert (back.chosen, back.reason) == (record.chosen, record.reason)
+
+
+def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so():
+    busy = a_row("warm", pressure=0.5, tg=20, in_flight=4, work_s=4.0, work_mean_s=4.0)
+    record = decided(a_request(), a_fleet(busy, a_row("cold", resident=False, load_s=1.0, tg=90))).record
+    assert (record.chosen, record.action) == (busy.key, Action.ROUTE)
+    hasty = PlacementPolicy(weights=Weights(slo=0.0, memory=0.0, switch=0.0, pressure=1.0, speed=1.0))
+    again = replay(record, hasty)
+    assert (again.chosen, again.action) == (a_row("cold").key, Action.ROUTE_COLD)
+    assert [other.row for other in again.alternatives] == [busy.key]
+
+
+def test_a_refusal_stays_one_under_any_policy():
+    refused = decided(a_request(), a_fleet(a_row("a", down="engine"))).record
+    assert replay(refused, PlacementPolicy(tie_fixed=0.5)) == refused
+
+
+def test_the_last_resorts_are_chosen_from_again():
+    breakers = Breakers(ExchangePolicy())
+    fleet = a_fleet(
+        a_row("a", backup="failing"),
+        a_row("b", backup="stale", tg=20),
+        live=Live(ledger=a_ledger(), breakers=breakers),
+    )
+    record = decided(a_request(), fleet).record
+    assert record.reason is Reason.DEGRADED
+    assert replay(record, POLICY) == record
+
+
+def test_a_short_record_cannot_be_replayed():
+    fleet = a_fleet(*(a_row(f"n{number}") for number in range(40)))
+    short = next(
+        record
+        for number in range(40)
+        if not (record := decided(a_request(request_id=f"r{number}"), fleet).record).full
+    )
+    with pytest.raises(NotReplayable, match="only the rows nearest"):
+        replay(short, POLICY)
+    whole = decide(a_request(request_id=short.request_id), fleet, POLICY, NOW, Random(1), full=True)
+    assert whole.record.chosen == short.chosen
+    assert chosen_node(whole) is not None
