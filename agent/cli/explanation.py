@@ -33,6 +33,7 @@ EXCLUSIONS: Final = {
 CHOICES: Final = {
     Reason.NATIVE: "it costs least by its estimates",
     Reason.HINT: "the request preferred it; without that another would have won",
+    Reason.AUTHORITY: "the authority asked about it said so",
     Reason.SESSION: "it holds this session's prompt; without that another would have won",
     Reason.DEGRADED: "nothing better was left",
 }
