@@ -99,9 +99,9 @@ def question_of(request: PlacementRequest, seen: Survey, decision_id: str, budge
         requires=tuple(
             (cap.name or "").lower() for cap in Capability if cap & (need.inferred | need.explicit)
         ),
-        model=seen.resolved,
-        match=hints.match.value,
-        locality=hints.locality.value,
+        model=seen.resolved if seen.offered else "",
+        match=seen.need.match.value,
+        locality=seen.need.locality.value,
         size=AskedSize(
             prompt_tokens_le=power_of_two(need.prompt), output_tokens_le=power_of_two(need.output)
         ),
@@ -123,7 +123,7 @@ def _asked_row(scored: Scored) -> AskedRow:
     return AskedRow(
         id=scored.row.key,
         model=scored.row.model,
-        level=0,
+        level=scored.match.level,
         resident=scored.resident,
         est_ms=AskedEstimate(
             wait=round(1000.0 * est.wait),

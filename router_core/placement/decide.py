@@ -64,7 +64,7 @@ def decide(
         action, reason = Action.REJECT, _refusal(seen)
         if reason.status in _RETRIED:
             retry_s = retry_after_s(_waits_s(seen, now), rng)
-        if reason is Reason.MODEL_ABSENT and not seen.rows:
+        if reason is Reason.MODEL_ABSENT and not seen.offered:
             nearby = nearest(seen.resolved, fleet.names(), policy.nearest_names)
     return Decision(
         id=decision_id,
@@ -83,7 +83,7 @@ def decide(
             router=fleet.node_id,
             at_ms=now,
             view=ViewFacts(gen=fleet.gen, max_age_ms=seen.max_age_ms, m_r=fleet.m_r, rows=len(seen.rows)),
-            resolved=seen.resolved if seen.rows else "",
+            resolved=seen.resolved if seen.offered else "",
             shown=shown,
             excluded=tuple(seen.excluded[:EXCLUDED_KEPT]),
             full=full,
@@ -134,6 +134,7 @@ def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -
         decode_s=need.output * row.token_s,
         need_bytes=0 if row.resident or row.loading else row.need_bytes,
         est=est,
+        match=scored.match,
     )
 
 
@@ -141,7 +142,7 @@ def _hint_notes(
     request: PlacementRequest, seen: Survey, chosen: Scored | None, fleet: Fleet, reason: Reason
 ) -> tuple[HintNote, ...]:
     """What became of every hint: those noted while parsing, each preference, and the rest, which held if routed."""
-    hints = request.hints
+    hints, need = request.hints, seen.need
     if not hints.told and not hints.notes:
         return ()
     notes = list(hints.notes)
@@ -150,7 +151,11 @@ def _hint_notes(
     for hint in hints.told:
         if hint == "prefer" or hint in noted:
             continue
-        if chosen is None and hint in NARROWING:
+        if (hint == "match" and hints.match is not need.match) or (
+            hint == "locality" and hints.locality is not need.locality
+        ):
+            notes.append(HintNote(hint=hint, outcome=HintOutcome.CLAMPED))
+        elif chosen is None and hint in NARROWING:
             notes.append(HintNote(hint=hint, outcome=HintOutcome.EXCLUDED, detail=reason.value))
         else:
             notes.append(HintNote(hint=hint, outcome=HintOutcome.HONOURED))

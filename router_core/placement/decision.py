@@ -138,11 +138,13 @@ def _candidate(scored: Scored, need: Need, policy: PlacementPolicy) -> Candidate
         else 0.0,
         score=scored.score,
         out=BACKUP if scored.reserve is not None else scored.out,
+        level=scored.match.level,
     )
 
 
 def _excluded(gone: Exclusion, need: Need) -> Excluded:
-    return Excluded(row=gone.row.key, code=gone.reason, detail=detail_of(gone.row, need, gone.reason))
+    detail = gone.detail or detail_of(gone.row, need, gone.reason)
+    return Excluded(row=gone.row.key, code=gone.reason, detail=detail)
 
 
 def _request_facts(seen: Evidence) -> RequestFacts:
@@ -151,7 +153,7 @@ def _request_facts(seen: Evidence) -> RequestFacts:
         model_asked=request.model if seen.resolved else "",
         model_resolved=seen.resolved,
         digest=need.digest.hex() if need.digest is not None else None,
-        match=hints.match.value,
+        match=need.match.value,
         dialect=_dialect_name(need.dialect),
         requires=_capability_names(need.inferred | need.explicit),
         stream=request.stream,
@@ -163,7 +165,7 @@ def _request_facts(seen: Evidence) -> RequestFacts:
         slo_ttft_ms=round(1000.0 * need.ttft_s),
         slo_tpot_ms=round(1000.0 * need.tpot_s) if need.tpot_s is not None else None,
         deadline_ms=need.until_ms - request.arrival_ms,
-        locality=hints.locality.value,
+        locality=need.locality.value,
         caller=request.caller,
         session=request.session.hex() if request.session is not None else None,
     )

@@ -19,6 +19,7 @@ from router_core.placement.request import (
     Endpoint,
     Hints,
     Locality,
+    Match,
     NodeRef,
     PlacementRequest,
     RequestClass,
@@ -36,7 +37,8 @@ _EMBEDDINGS = int(Capability.EMBEDDINGS)
 class Need(Struct, frozen=True, gc=False, kw_only=True):
     """What is constant of one request while rows are judged. Tokens, bytes; ``until_ms`` on the boot clock.
 
-    ``digest`` is the one digest that counts as this model, None if none is known.
+    ``digest`` is the one digest that counts as this model, None if none is known. ``match`` and
+    ``locality`` are the loosest that caller and operator both permit.
     """
 
     dialect: int
@@ -44,10 +46,12 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
     explicit: int
     ctx: int
     num_ctx: int | None
+    locality: Locality
     host_only: bool
     narrows: bool
     hints: Hints
     digest: bytes | None
+    match: Match
     prompt: int
     output: int
     ttft_s: float
@@ -63,6 +67,7 @@ def need_of(
 ) -> Need:
     """The needs of ``request``; ``learned`` is the usual output of this model and class, if any was seen."""
     hints, dialect = request.hints, int(request.dialect)
+    locality = hints.locality.within(policy.spill_cap)
     targets = targets_of(hints.request_class, policy)
     prompt = request.prompt_tokens
     if prompt is None:
@@ -85,10 +90,12 @@ def need_of(
         explicit=int(hints.requires_caps),
         ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + each),
         num_ctx=request.num_ctx,
-        host_only=hints.locality is Locality.HOST,
+        locality=locality,
+        host_only=locality is Locality.HOST,
         narrows=hints is not NO_HINTS and hints.narrows,
         hints=hints,
         digest=None,
+        match=Match.EXACT if hints.match is Match.EXACT else _match(hints.match, dialect, policy),
         prompt=prompt,
         output=each * max(1, request.choices),
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
@@ -98,6 +105,12 @@ def need_of(
         tried=request.tried,
         refused=request.refused,
     )
+
+
+def _match(asked: Match, dialect: int, policy: PlacementPolicy) -> Match:
+    """``asked``, capped. Vectors of another model mean nothing beside those of the one asked for."""
+    capped = asked.within(policy.match_cap)
+    return capped.within(Match.QUANT) if dialect & _EMBEDS else capped
 
 
 def targets_of(request_class: RequestClass, policy: PlacementPolicy) -> ClassTargets:

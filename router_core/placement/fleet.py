@@ -113,6 +113,14 @@ class Fleet(Struct, frozen=True, kw_only=True):
         """Rows whose model has this digest."""
         return self._at(self.index.by_digest.get(digest, ()))
 
+    def with_base(self, base: bytes) -> tuple[Row, ...]:
+        """Rows of these weights in any quantisation."""
+        return self._at(self.index.by_base.get(base, ()))
+
+    def with_family(self, family: str) -> tuple[Row, ...]:
+        """Rows of models of this family."""
+        return self._at(self.index.by_family.get(family, ()))
+
     def _at(self, positions: Positions) -> tuple[Row, ...]:
         rows = self.rows
         return tuple([rows[position] for position in positions])

@@ -54,17 +54,15 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
 _CAPS = {cap.name.lower(): cap for cap in Capability if cap.name is not None}
 _CLASS_RANK = {RequestClass.BACKGROUND: 0, RequestClass.BATCH: 1, RequestClass.INTERACTIVE: 2}
-_MATCH_RANK = {Match.EXACT: 0, Match.QUANT: 1, Match.FAMILY: 2, Match.ANY: 3}
-_LOCALITY_RANK = {Locality.HOST: 0, Locality.MESH: 1, Locality.ANY: 2}
 
 
 class Grants(Struct, frozen=True, gc=False, kw_only=True):
-    """What a caller may ask for. The default is the local caller: everything inside the mesh."""
+    """What a caller may ask for; the operator's policy caps everybody besides. The default is the local caller."""
 
     prefer: bool = True
     class_cap: RequestClass = RequestClass.INTERACTIVE
-    locality_cap: Locality = Locality.MESH
-    match_cap: Match = Match.EXACT
+    locality_cap: Locality = Locality.ANY
+    match_cap: Match = Match.ANY
 
 
 LOCAL: Final = Grants()
@@ -177,7 +175,7 @@ def _clamp(fields: dict[str, Any], grants: Grants, notes: list[HintNote]) -> Non
     if fields.get("prefer") and not grants.prefer:
         del fields["prefer"]
         notes.append(HintNote(hint="prefer", outcome=HintOutcome.IGNORED_UNAUTHORISED))
-    if _MATCH_RANK[fields.get("match", Match.EXACT)] > _MATCH_RANK[grants.match_cap]:
+    if fields.get("match", Match.EXACT).level > grants.match_cap.level:
         fields["match"] = grants.match_cap
         notes.append(HintNote(hint="match", outcome=HintOutcome.CLAMPED))
     asked = fields.get("request_class", RequestClass.INTERACTIVE)
@@ -185,7 +183,7 @@ def _clamp(fields: dict[str, Any], grants: Grants, notes: list[HintNote]) -> Non
         fields["request_class"] = grants.class_cap
         notes.append(HintNote(hint="class", outcome=HintOutcome.CLAMPED))
     locality = fields.get("locality", Locality.MESH)
-    if _LOCALITY_RANK[locality] > _LOCALITY_RANK[grants.locality_cap]:
+    if locality.level > grants.locality_cap.level:
         fields["locality"] = grants.locality_cap
         notes.append(HintNote(hint="locality", outcome=HintOutcome.CLAMPED))
 

@@ -12,66 +12,107 @@ from msgspec.structs import replace
 
 from router_core.placement.eligibility import Need, closed
 from router_core.placement.fleet import Breaking, Fleet
-from router_core.placement.names import parse_model_name
+from router_core.placement.names import Asked, parse_model_name
 from router_core.placement.request import Endpoint
 from router_core.placement.rows import Row
 from router_core.policy.placement import PlacementPolicy
 
+RowKey = tuple[Endpoint, str]
+"""Endpoint and served model: what tells one row from all others."""
 
-class Offer(Struct, kw_only=True):
-    """Rows that go by one name. ``costs`` are what an alias charges per (endpoint, model), ``pin`` the digest asked
-    for."""
+
+class Sense(Struct, frozen=True, gc=False, kw_only=True):
+    """One model that a name may mean: the rows that go by it, the digest that makes them this model (None: unknown),
+    and what an alias charges for it."""
+
+    rows: tuple[Row, ...]
+    digest: bytes | None = None
+    cost: float = 0.0
+
+    def has(self, row: Row) -> bool:
+        """True unless ``row`` is known to be another model of the same name."""
+        return self.digest is None or row.digest is None or row.digest == self.digest
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """What goes by the name that was asked for. More than one sense is an alias's."""
 
     resolved: str
+    senses: tuple[Sense, ...]
+
+
+class Meant(Struct, frozen=True, kw_only=True):
+    """An offer whose digests are settled. ``costs`` are what an alias charges per row, None if nothing;
+    ``conflict`` if rows of one name differ in their digest."""
+
+    need: Need
     rows: tuple[Row, ...]
-    costs: Mapping[tuple[Endpoint, str], float] | None = None
-    pin: bytes | None = None
+    senses: tuple[Sense, ...]
+    costs: Mapping[RowKey, float] | None = None
+    conflict: bool = False
 
 
 def offer_of(asked: str, fleet: Fleet, policy: PlacementPolicy) -> Offer | None:
     """The rows that go by ``asked``, or None if that is no name. Empty stays empty."""
     for alias, targets in policy.aliases:
         if alias == asked:
-            return _aliased(asked, targets, fleet, policy)
+            return _aliased(targets, fleet, policy)
     name = parse_model_name(asked)
-    if name is None:
-        return None
+    return None if name is None else Offer(resolved=name.name, senses=(_sense(name, fleet),))
+
+
+def _sense(name: Asked, fleet: Fleet, cost: float = 0.0) -> Sense:
     rows = fleet.offered(name.name, name.tagged, name.digest)
-    return Offer(resolved=name.name, rows=rows, pin=name.digest)
+    return Sense(rows=rows, digest=name.digest, cost=cost)
 
 
-def _aliased(asked: str, targets: tuple[str, ...], fleet: Fleet, policy: PlacementPolicy) -> Offer:
+def _aliased(targets: tuple[str, ...], fleet: Fleet, policy: PlacementPolicy) -> Offer:
+    named = [parse_model_name(target) for target in targets]
+    senses = [
+        _sense(name, fleet, min(policy.alias_most, policy.alias_step * step))
+        for step, name in enumerate(named)
+        if name is not None
+    ]
+    return Offer(resolved=targets[0], senses=tuple(senses))
+
+
+def settled(offer: Offer, need: Need, fleet: Fleet, now: int) -> Meant:
+    """``offer`` with one digest per sense, and with the rows that have it under another name.
+
+    What differs from the digest of its only sense stays among the rows, to be reported; of an alias it is left out.
+    """
+    pairs = [_settled(sense, need, fleet, now) for sense in offer.senses]
+    senses = tuple([sense for sense, _ in pairs])
+    conflict = any(clash for _, clash in pairs)
+    if len(senses) == 1 and not senses[0].cost:
+        only = senses[0]
+        if only.digest is not None:
+            need = replace(need, digest=only.digest)
+        return Meant(need=need, rows=only.rows, senses=senses, conflict=conflict)
     rows: list[Row] = []
-    costs: dict[tuple[Endpoint, str], float] = {}
-    for step, target in enumerate(targets):
-        name = parse_model_name(target)
-        if name is None:
-            continue
-        for row in fleet.offered(name.name, name.tagged, name.digest):
-            if (row.key, row.model) not in costs:
-                costs[row.key, row.model] = min(policy.alias_most, policy.alias_step * step)
+    costs: dict[RowKey, float] = {}
+    for sense in senses:
+        for row in sense.rows:
+            if sense.has(row) and (row.key, row.model) not in costs:
+                costs[row.key, row.model] = sense.cost
                 rows.append(row)
-    return Offer(resolved=targets[0], rows=tuple(rows), costs=costs)
+    return Meant(need=need, rows=tuple(rows), senses=senses, costs=costs, conflict=conflict)
 
 
-def with_one_digest(offer: Offer, need: Need, fleet: Fleet, now: int) -> tuple[Need, tuple[Row, ...], bool]:
-    """Settle which digest is meant, and add rows that have it under another name. True if there was a conflict."""
-    if offer.costs is not None:
-        return need, offer.rows, False
-    digest, conflict = offer.pin, False
+def _settled(sense: Sense, need: Need, fleet: Fleet, now: int) -> tuple[Sense, bool]:
+    rows, digest, conflict = sense.rows, sense.digest, False
     if digest is None:
-        digests = {row.digest for row in offer.rows}
+        digests = {row.digest for row in rows}
         digests.discard(None)
         if not digests:
-            return need, offer.rows, False
+            return sense, False
         conflict = len(digests) > 1
-        digest = _most_common(offer.rows, need, fleet.breakers, now) if conflict else digests.pop()
-    rows = offer.rows
+        digest = _most_common(rows, need, fleet.breakers, now) if conflict else digests.pop()
     twins = fleet.with_digest(digest) if digest is not None else ()
     if len(twins) > sum(row.digest == digest for row in rows):
         known = {(row.key, row.model) for row in rows}
         rows += tuple(row for row in twins if (row.key, row.model) not in known)
-    return replace(need, digest=digest), rows, conflict
+    return Sense(rows=rows, digest=digest, cost=sense.cost), conflict
 
 
 def _most_common(rows: tuple[Row, ...], need: Need, breakers: Breaking | None, now: int) -> bytes | None:

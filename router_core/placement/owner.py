@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from router_core.ids import Id16
 from router_core.placement.eligibility import Need, closed, need_of
 from router_core.placement.fleet import Fleet
-from router_core.placement.offers import offer_of, with_one_digest
+from router_core.placement.offers import offer_of, settled
 from router_core.placement.reasons import Reason
 from router_core.placement.request import PlacementRequest
 from router_core.placement.rows import Row
@@ -25,9 +25,8 @@ def choose_owner(
     offer = offer_of(request.model, fleet, policy)
     if offer is None:
         return Reason.MODEL_NAME_INVALID
-    need = need_of(request, 1.0, None, policy)
-    need, rows, _ = with_one_digest(offer, need, fleet, now)
-    judged = [(row, _excluded(row, need, fleet, now)) for row in rows]
+    meant = settled(offer, need_of(request, 1.0, None, policy), fleet, now)
+    judged = [(row, _excluded(row, meant.need, fleet, now)) for row in meant.rows]
     open_rows = [row for row, reason in judged if reason is None]
     if not open_rows:
         reasons = [reason for _, reason in judged if reason is not None]

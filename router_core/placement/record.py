@@ -10,6 +10,7 @@ from router_core.ids import Id16, NodeId, NodeName
 from router_core.placement.reasons import Action, AuthorityOutcome, Reason
 from router_core.placement.request import Endpoint, HintNote
 from router_core.policy.authority import AuthorityMode
+from router_core.policy.placement import Match
 
 VERSION = 1
 BACKUP = "backup"
@@ -194,7 +195,7 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
 class Choice(Struct, frozen=True, gc=False, kw_only=True):
     """The row that serves: where it is, how it is called there, and what is expected of it.
 
-    ``model`` is the served (public) name at its owner. ``max_wait_ms`` is how long its ingress may let the request
+    ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``max_wait_ms`` is how long its ingress may let the request
     wait; after a refusal, or where pressure leaves no better row, all the time that is left.
     ``prefill_s`` and ``decode_s`` are the service seconds to reserve, ``need_bytes`` the memory a cold load takes
     (0 if resident).
@@ -216,3 +217,4 @@ class Choice(Struct, frozen=True, gc=False, kw_only=True):
     decode_s: float
     need_bytes: int
     est: Estimate
+    match: Match = Match.EXACT

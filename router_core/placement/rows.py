@@ -14,9 +14,10 @@ from router_core.placement.admission import Gate, Squeeze
 from router_core.placement.names import parse_model_name
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy
+from router_core.profile.bits import nominal_bits
 from router_core.profile.estimate import Abilities, abilities
 from router_core.profile.outcome import ProfileKey
-from router_core.profile.priors import Prior, nominal_bits, prior_of, weight_bytes
+from router_core.profile.priors import Prior, prior_of, weight_bytes
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
 from router_core.record.state import (
@@ -52,7 +53,8 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
 
     ``key`` is ``<node_id>/<endpoint>``, ``label`` is ``@name/endpoint``: how people see it. ``down`` and ``backup`` say why it is out or only a reserve. Speeds are kept as
     seconds per token; ``load_s`` is the time until the model could serve (0 if resident), ``reload_s`` that of loading
-    it with another context. ``foreign`` counts requests at the engine that did not come through pairmesh,
+    it with another context. ``base`` stands for the weights whatever their quantisation, ``family`` for what they descend
+    from. ``foreign`` counts requests at the engine that did not come through pairmesh,
     ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size.
     """
 
@@ -77,6 +79,8 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     resident_ctx: int | None
     params_m: int | None
     bits: float | None
+    base: bytes | None = None
+    family: str | None = None
     untrusted: bool
     cloud: bool
     down: str | None
@@ -249,6 +253,8 @@ def row_of(
         resident_ctx=resident_ctx,
         params_m=model.params_m,
         bits=nominal_bits(model.quant),
+        base=model.base8,
+        family=model.family.casefold() if model.family is not None else None,
         untrusted=not node.is_self and not node.roles & _NODE,
         cloud=bool(engine.flags & _CLOUD),
         down=_down(node, load, alone),

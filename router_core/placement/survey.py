@@ -4,20 +4,22 @@ Rules: only rows that offer the model are visited; pressure, stale pictures and 
 something better is left. Refuses to choose.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core.placement.eligibility import Need, closed, is_soft, matches, need_of, unfit
 from router_core.placement.estimates import estimate, reload_s
 from router_core.placement.factors import affinity, pace_risk, slo_cost, speed_cost
 from router_core.placement.fleet import Fleet
-from router_core.placement.offers import offer_of, with_one_digest
+from router_core.placement.looseness import StandIn, stand_ins
+from router_core.placement.offers import RowKey, offer_of, settled
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
 from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
 from router_core.placement.rows import Row
-from router_core.policy.placement import PlacementPolicy
+from router_core.policy.placement import Match, PlacementPolicy
 from router_core.view.freshness import is_stale
 
 _HALF_OPEN = 1
@@ -44,6 +46,7 @@ class Scored(Struct, gc=False, kw_only=True):
     score: float = 0.0
     reserve: str | None = None
     out: str | None = None
+    match: Match = Match.EXACT
 
     @property
     def key(self) -> Endpoint:
@@ -59,13 +62,17 @@ class Scored(Struct, gc=False, kw_only=True):
 
 
 class Exclusion(Struct, frozen=True, gc=False, kw_only=True):
+    """One row that is out. ``stand_in`` is set if it is of another model than the one asked for."""
+
     row: Row
     reason: Reason
+    stand_in: StandIn | None = None
+    detail: str | None = None
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up; ``invalid`` is set if
-    the model asked for is no name at all."""
+    """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up; ``offered`` if the
+    model asked for is, ``invalid`` if it is no name at all."""
 
     resolved: str
     need: Need
@@ -76,13 +83,14 @@ class Survey(Struct, frozen=True, kw_only=True):
     counts: dict[Reason, int]
     max_age_ms: int
     degraded: tuple[str, ...]
+    offered: bool = True
     invalid: bool = False
 
 
 def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> Survey:
     """Filters, estimates and factors of every row that offers the model. Reads ``fleet.live``, changes nothing."""
     offer = offer_of(request.model, fleet, policy)
-    rows = offer.rows if offer is not None else ()
+    rows = next((sense.rows for sense in offer.senses if sense.rows), ()) if offer is not None else ()
     group = rows[0].profile_key.model if rows else request.model
     profiles = fleet.profiles
     need = need_of(
@@ -92,13 +100,24 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         policy,
     )
     degraded: list[str] = []
+    costs: Mapping[RowKey, float] | None = None
+    looser: Mapping[RowKey, StandIn] = {}
     if offer is not None:
-        need, rows, conflict = with_one_digest(offer, need, fleet, now)
-        if conflict:
+        meant = settled(offer, need, fleet, now)
+        need, rows, costs = meant.need, meant.rows, meant.costs
+        if meant.conflict:
             degraded.append("digest_conflict")
-    judged = _Judged(request, need, fleet, policy, offer.costs if offer is not None else None, now)
+        if need.match is not Match.EXACT:
+            looser = stand_ins(meant.senses, need, fleet, policy)
+    judged = _Judged(request, need, fleet, policy, costs, now)
+    offered = len(rows) > 0
+    if looser:
+        rows = tuple([row for row in rows if (row.key, row.model) not in looser])
     for row in rows:
         judged.judge(row)
+    if looser:
+        judged.loosen(looser.values(), policy.match_opens_at)
+        rows += tuple([stand_in.row for stand_in in looser.values()])
     if not judged.scored and judged.pressed:
         judged.forgive(policy.pareto_eps)
         degraded.append("pressure")
@@ -119,6 +138,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         counts=judged.counts,
         max_age_ms=judged.max_age_ms,
         degraded=tuple(degraded),
+        offered=offered,
         invalid=offer is None,
     )
 
@@ -138,6 +158,7 @@ class _Judged:
         "_owed",
         "_pin",
         "_prefer",
+        "_relaxed",
         "_repeated",
         "_watched",
         "counts",
@@ -154,7 +175,7 @@ class _Judged:
         need: Need,
         fleet: Fleet,
         policy: PlacementPolicy,
-        costs: Mapping[tuple[Endpoint, str], float] | None,
+        costs: Mapping[RowKey, float] | None,
         now: int,
     ) -> None:
         self.scored: list[Scored] = []
@@ -164,6 +185,7 @@ class _Judged:
         self.counts: dict[Reason, int] = {}
         self.max_age_ms = 0
         self._need = need
+        self._relaxed = need if need.digest is None else replace(need, digest=None)
         self._fleet = fleet
         ledger = fleet.live.ledger
         self._local, self._owed, self._loading = ledger.local, ledger.owed, ledger.loading
@@ -177,13 +199,13 @@ class _Judged:
         pin = request.pin
         self._pin = pin if pin is not None and now - pin.at_ms <= policy.affinity_ms else None
 
-    def judge(self, row: Row) -> None:
-        """Filter and estimate one row."""
-        need, now = self._need, self._now
+    def judge(self, row: Row, stand_in: StandIn | None = None) -> None:
+        """Filter and estimate one row; ``stand_in`` if it is of another model than the one asked for."""
+        need, now = self._need if stand_in is None else self._relaxed, self._now
         reason = closed(row, need, self._breakers, now) or unfit(row, need, self._loading)
         pressed = reason is Reason.PRESSURE and is_soft(row)
         if reason is not None and not pressed:
-            self._exclude(row, reason)
+            self._exclude(row, reason, stand_in)
             return
         if row.is_self:
             age_ms, owed_s = 0, 0.0
@@ -203,17 +225,17 @@ class _Judged:
                 busy += owed.requests
                 owed_s = owed.work_s * self._fleet.m_r
         if busy >= row.ceiling:
-            self._exclude(row, Reason.QUEUE_FULL)
+            self._exclude(row, Reason.QUEUE_FULL, stand_in)
             return
         hit = 0 if self._pin is None else _hit(row, self._pin, need.prompt)
         est = estimate(row, need, work_s, in_flight, age_ms, owed_s, hit)
         if now + 1000.0 * est.ttft > need.until_ms:
             guessed_s = owed_s * (1.0 - 1.0 / self._fleet.m_r) / row.k
             if now + 1000.0 * (est.ttft - guessed_s) > need.until_ms:
-                self._exclude(row, Reason.DEADLINE)
+                self._exclude(row, Reason.DEADLINE, stand_in)
                 return
         if self._repeated and (row.key in need.tried or row.key in need.refused):
-            self._exclude(row, Reason.TRIED if row.key in need.tried else Reason.REFUSED)
+            self._exclude(row, Reason.TRIED if row.key in need.tried else Reason.REFUSED, stand_in)
             return
         reserve = row.backup
         if reserve is None and (self._watched or age_ms > row.period_ms):
@@ -229,12 +251,16 @@ class _Judged:
             free=busy < row.slots,
             resident=row.resident and (need.num_ctx is None or not reload_s(row, need)),
             hit=hit,
-            adj=0.0 if self._costs is None else self._costs[row.key, row.model],
+            adj=0.0,
             hint_bonus=_preference(row, self._prefer, self._hint_bonus) if self._prefer else 0.0,
             reserve=reserve,
         )
+        if stand_in is not None:
+            scored.adj, scored.match = stand_in.cost, stand_in.match
+        elif self._costs is not None:
+            scored.adj = self._costs[row.key, row.model]
         if pressed:
-            self._exclude(row, Reason.PRESSURE)
+            self._exclude(row, Reason.PRESSURE, stand_in)
             if reserve is None:
                 self.pressed.append(scored)
         elif reserve is not None:
@@ -242,20 +268,35 @@ class _Judged:
         else:
             self.scored.append(scored)
 
+    def loosen(self, looser: Iterable[StandIn], enough: float) -> None:
+        """Judge stand-ins level by level; a level stays shut once a stricter row risks its targets by less than
+        ``enough``."""
+        match, shut = Match.EXACT, False
+        for stand_in in looser:
+            if stand_in.match is not match:
+                match = stand_in.match
+                shut = shut or any(scored.slo < enough for scored in self.scored)
+            if shut:
+                self._exclude(stand_in.row, Reason.MODEL_ABSENT, stand_in, "better_match")
+            else:
+                self.judge(stand_in.row, stand_in)
+
     def probe(self) -> bool:
         """If open breakers are all that is in the way, take the least recently failed row back in, one at a time."""
         breakers, self._breakers = self._breakers, None
-        opened = [gone.row for gone in self.excluded if gone.reason is Reason.BREAKER_OPEN]
+        opened = [gone for gone in self.excluded if gone.reason is Reason.BREAKER_OPEN]
         if (
             breakers is None
             or not opened
             or any(reason.order > Reason.BREAKER_OPEN.order for reason in self.counts)
-            or any(self._fleet.live.ledger.holds(row.key) for row in opened)
+            or any(self._fleet.live.ledger.holds(gone.row.key) for gone in opened)
         ):
             return False
-        for row in sorted(opened, key=lambda row: (breakers.last_fault_ms(row.key) or 0, row.key)):
-            known = len(self.excluded)
-            self.judge(row)
+        for gone in sorted(
+            opened, key=lambda gone: (breakers.last_fault_ms(gone.row.key) or 0, gone.row.key)
+        ):
+            row, known = gone.row, len(self.excluded)
+            self.judge(row, gone.stand_in)
             if len(self.excluded) == known:
                 self.scored, self.reserves = self.scored or self.reserves, []
                 self._readmit({(row.key, row.model)}, Reason.BREAKER_OPEN)
@@ -280,8 +321,8 @@ class _Judged:
         else:
             del self.counts[reason]
 
-    def _exclude(self, row: Row, reason: Reason) -> None:
-        self.excluded.append(Exclusion(row=row, reason=reason))
+    def _exclude(self, row: Row, reason: Reason, stand_in: StandIn | None, detail: str | None = None) -> None:
+        self.excluded.append(Exclusion(row=row, reason=reason, stand_in=stand_in, detail=detail))
         self.counts[reason] = self.counts.get(reason, 0) + 1
 
     def _reserve(self, row: Row, age_ms: int) -> str | None:

@@ -5,12 +5,26 @@ The defaults are the preset ``balanced``. Refuses to know where the numbers come
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 from router_core.errors import LocalMisuse
 from router_core.policy.authority import AuthorityPolicy
 
 
-class Match(Enum):
+class _Wider(Enum):
+    """Cases in the order of definition, each wider than the one before."""
+
+    level: int
+
+    def __init__(self, _text: str) -> None:
+        self.level = len(type(self).__members__)
+
+    def within(self, cap: Self) -> Self:
+        """This, or ``cap`` if that is stricter."""
+        return self if self.level <= cap.level else cap
+
+
+class Match(_Wider):
     """How loosely a model may be matched, from the model itself to any that the operator put into the pool."""
 
     EXACT = "exact"
@@ -18,21 +32,13 @@ class Match(Enum):
     FAMILY = "family"
     ANY = "any"
 
-    @property
-    def level(self) -> int:
-        """0 is strict."""
-        return _LEVELS[self]
 
-
-class Locality(Enum):
+class Locality(_Wider):
     """How far a request may go: this node, paired nodes, or (where allowed) out of the mesh."""
 
     HOST = "host"
     MESH = "mesh"
     ANY = "any"
-
-
-_LEVELS = {match: level for level, match in enumerate(Match)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

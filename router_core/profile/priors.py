@@ -10,30 +10,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from router_core.policy.profile import ProfilePolicy
+from router_core.profile.bits import nominal_bits
 from router_core.record.state import EngineFacts, ModelFacts, Static
 
 _MIB = 2**20
-_NOMINAL_BITS = (
-    ("F32", 32.0),
-    ("F16", 16.0),
-    ("BF16", 16.0),
-    ("Q8", 8.5),
-    ("FP8", 8.0),
-    ("INT8", 8.0),
-    ("Q6", 6.6),
-    ("Q5", 5.6),
-    ("Q4", 4.7),
-    ("NVFP4", 4.5),
-    ("MXFP4", 4.25),
-    ("IQ4", 4.25),
-    ("AWQ", 4.25),
-    ("GPTQ", 4.25),
-    ("Q3", 3.9),
-    ("IQ3", 3.4),
-    ("Q2", 3.0),
-    ("IQ2", 2.5),
-    ("IQ1", 1.8),
-)
 
 
 class Prior(Struct, frozen=True, gc=False, kw_only=True):
@@ -68,14 +48,6 @@ def weight_bytes(model: ModelFacts) -> float | None:
     if model.params_m is None or bits is None:
         return None
     return model.params_m * 1e6 * bits / 8.0
-
-
-def nominal_bits(quant: str | None) -> float | None:
-    """Nominal bits per weight of a quantisation name; None if unknown. Only the order matters."""
-    if quant is None:
-        return None
-    upper = quant.upper()
-    return next((bits for prefix, bits in _NOMINAL_BITS if upper.startswith(prefix)), None)
 
 
 def calibration(ratios: Iterable[float], policy: ProfilePolicy) -> float | None:

@@ -138,7 +138,9 @@ def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there():
         ([("x-pairmesh-prefer", "@nobody")], None, ("prefer", HintOutcome.IGNORED_UNKNOWN)),
         ([("x-pairmesh-future", "1")], None, ("header", HintOutcome.IGNORED_UNKNOWN)),
         ([], b'{"future": 1}', ("pairmesh", HintOutcome.IGNORED_UNKNOWN)),
-        ([("x-pairmesh-match", "family")], None, ("match", HintOutcome.CLAMPED)),
+        ([("x-pairmesh-match", "family")], None, ("match", HintOutcome.HONOURED)),
+        ([("x-pairmesh-match", "similar")], None, ("match", HintOutcome.IGNORED_MALFORMED)),
+        ([("x-pairmesh-locality", "any")], None, ("locality", HintOutcome.CLAMPED)),
         ([("x-pairmesh-class", "urgent")], None, ("class", HintOutcome.IGNORED_MALFORMED)),
     ],
 )

@@ -149,20 +149,22 @@ def test_wrong_types_in_the_body_are_malformed():
 
 
 def test_a_caller_gets_no_more_than_it_was_granted():
-    grants = Grants(prefer=False, class_cap=RequestClass.BATCH, locality_cap=Locality.HOST)
+    grants = Grants(
+        prefer=False, class_cap=RequestClass.BATCH, locality_cap=Locality.HOST, match_cap=Match.QUANT
+    )
     hints = parsed(("x-pairmesh-prefer", "@desk"), ("x-pairmesh-match", "any"), grants=grants)
     assert hints.prefer == ()
-    assert hints.match is Match.EXACT
+    assert hints.match is Match.QUANT
     assert hints.request_class is RequestClass.BATCH
     assert hints.locality is Locality.HOST
     assert ("prefer", HintOutcome.IGNORED_UNAUTHORISED) in outcomes(hints)
     assert ("class", HintOutcome.CLAMPED) in outcomes(hints)
 
 
-def test_leaving_the_mesh_is_clamped_to_the_mesh():
-    hints = parsed(("x-pairmesh-locality", "any"))
-    assert hints.locality is Locality.MESH
-    assert outcomes(hints) == [("locality", HintOutcome.CLAMPED)]
+def test_the_local_caller_may_ask_for_anything_the_policy_permits():
+    hints = parsed(("x-pairmesh-locality", "any"), ("x-pairmesh-match", "any"))
+    assert (hints.locality, hints.match) == (Locality.ANY, Match.ANY)
+    assert outcomes(hints) == []
 
 
 def test_session_comes_from_its_header_then_named_ones_then_the_body():
@@ -197,5 +199,10 @@ def test_anything_a_client_sends_gives_hints_or_a_fault(headers, body):
     assert isinstance(hints, Hints | HintFault)
     if isinstance(hints, Hints):
         assert len(hints.prefer) <= 8
-        assert hints.locality is not Locality.ANY
-        assert hints.match is Match.EXACT
+        granted = parse_hints(
+            headers, body, Grants(locality_cap=Locality.HOST, match_cap=Match.QUANT, prefer=False)
+        )
+        assert isinstance(granted, Hints)
+        assert granted.locality is Locality.HOST
+        assert granted.match in (Match.EXACT, Match.QUANT)
+        assert granted.prefer == ()

@@ -6,10 +6,11 @@ import pytest
 
 from router_core.ids import Id16
 from router_core.policy.profile import ProfilePolicy
+from router_core.profile.bits import nominal_bits
 from router_core.profile.estimate import abilities, claim_of, quantile
 from router_core.profile.learn import Profile
 from router_core.profile.outcome import ProfileKey
-from router_core.profile.priors import Prior, calibration, nominal_bits, prior_of, weight_bytes
+from router_core.profile.priors import Prior, calibration, prior_of, weight_bytes
 from router_core.profile.series import Series
 from router_core.record.state import EngineFacts, GpuFacts, ModelFacts, ProfileFacts, Static
 
