@@ -20,7 +20,7 @@ EXCLUSIONS: Final = {
     Reason.UNREACHABLE: "is not reachable, or its engine is not running",
     Reason.BREAKER_OPEN: "failed lately and is being left alone for a while",
     Reason.DRAINING: "is draining and takes no new work",
-    Reason.MODEL_ABSENT: "does not have the model ready and may not load it",
+    Reason.MODEL_ABSENT: "does not have that very model, or may not load it",
     Reason.CAPABILITY: "cannot do what the request needs",
     Reason.CONTEXT_TOO_SMALL: "has too small a context for it",
     Reason.DOES_NOT_FIT: "has not enough free memory to load the model",
@@ -49,6 +49,11 @@ AGAINST: Final = {
     "speed": "slower overall",
     "adj": "no bonus from hint or session, or a looser match",
     "draw": "as good: the draw went the other way",
+}
+STAND_INS: Final = {
+    1: "the same weights in another quantisation",
+    2: "a model of the same family, no smaller",
+    3: "a model that the operator lets stand in for any other",
 }
 OUTS: Final = {
     "veto": "set aside: one factor is as bad as can be",
@@ -111,6 +116,8 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
     yield f"chosen: {_called(record, record.chosen)}, because {CHOICES.get(record.reason, record.reason.value)}"
     chosen = _candidate(record, record.chosen)
     if chosen is not None:
+        if chosen.level:
+            yield f"  as {chosen.model}: {STAND_INS[chosen.level]}"
         yield "  " + (
             "warm: the model is in memory" if chosen.resident else "cold: the model must be loaded first"
         )
@@ -142,7 +149,9 @@ def _alternative(record: DecisionRecord, alternative: Alternative) -> tuple[str,
     chosen = None if record.chosen is None else _candidate(record, record.chosen)
     if chosen is not None:
         said += f" against {chosen.score:.3f}"
-    row = _candidate(record, alternative.row)
+    row = next(
+        (c for c in record.candidates if (c.row, c.score) == (alternative.row, alternative.score)), None
+    )
     if row is None:
         return _called(record, alternative.row), said, against
     detail = [against, f"first token in {seconds(row.est.ttft)}, all in {seconds(row.est.ect)}"]

@@ -26,7 +26,7 @@ from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
 from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
 from router_core.placement.sessions import Sessions, session_key
-from router_core.policy.placement import PlacementPolicy
+from router_core.policy.placement import Match, PlacementPolicy
 from router_core.record.state import Capability
 
 API = "api"
@@ -256,6 +256,7 @@ class Choosing:
             queue_ms=1000.0 * choice.est.wait,
             net_ms=1000.0 * choice.est.net,
             hints=hints_header(decision.hints),
+            match=choice.match.value if choice.match is not Match.EXACT else None,
             session=self._session(choice),
         )
 

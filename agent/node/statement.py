@@ -225,7 +225,7 @@ def _model_facts(engine: int, owned: OwnedModel) -> ModelFacts:
         name=owned.name,
         engine=engine,
         digest=owned.digest,
-        base8=hashlib.sha256(owned.base.encode()).digest()[:8] if owned.base else None,
+        base8=hashlib.sha256(owned.base.casefold().encode()).digest()[:8] if owned.base else None,
         family=owned.family,
         params_m=round(owned.params_b * 1000) if owned.params_b is not None else None,
         active_m=round(owned.active_b * 1000) if owned.active_b is not None else None,

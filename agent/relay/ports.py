@@ -45,8 +45,8 @@ class Routed(Struct, frozen=True, kw_only=True):
     ``at`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
     dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
     target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint.
-    ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints`` and
-    ``session`` are ready header values, None to omit them.
+    ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints``,
+    ``match`` and ``session`` are ready header values, None to omit them.
     """
 
     decision_id: str
@@ -72,6 +72,7 @@ class Routed(Struct, frozen=True, kw_only=True):
     queue_ms: float = 0.0
     net_ms: float = 0.0
     hints: str | None = None
+    match: str | None = None
     session: str | None = None
 
     @property

@@ -67,6 +67,8 @@ class ApiVoice:
                 headers.append((b"x-should-retry", b"false"))
         if routed.hints is not None:
             headers.append((b"x-pairmesh-hints", routed.hints.encode("ascii")))
+        if routed.match is not None:
+            headers.append((b"x-pairmesh-match", routed.match.encode("ascii")))
         if routed.session is not None:
             headers.append((b"x-pairmesh-session", routed.session.encode("ascii")))
         return headers + self._cors

@@ -29,6 +29,7 @@ from router_core.policy.placement import ClassTargets, PlacementPolicy
 from router_core.record.state import Capability, Dialect
 
 _OPEN = 2
+_EXACT = Match.EXACT
 _EMBEDS = int(Dialect.EMBED | Dialect.OLLAMA_EMBED)
 _NO_OUTPUT = int(NO_OUTPUT)
 _EMBEDDINGS = int(Capability.EMBEDDINGS)
@@ -95,7 +96,7 @@ def need_of(
         narrows=hints is not NO_HINTS and hints.narrows,
         hints=hints,
         digest=None,
-        match=Match.EXACT if hints.match is Match.EXACT else _match(hints.match, dialect, policy),
+        match=hints.match if hints.match is _EXACT else _match(hints.match, dialect, policy),
         prompt=prompt,
         output=each * max(1, request.choices),
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,

@@ -40,6 +40,14 @@ class Offer(Struct, frozen=True, kw_only=True):
     resolved: str
     senses: tuple[Sense, ...]
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Those of the first sense that has any."""
+        for sense in self.senses:
+            if sense.rows:
+                return sense.rows
+        return ()
+
 
 class Meant(Struct, frozen=True, kw_only=True):
     """An offer whose digests are settled. ``costs`` are what an alias charges per row, None if nothing;
@@ -81,22 +89,26 @@ def settled(offer: Offer, need: Need, fleet: Fleet, now: int) -> Meant:
 
     What differs from the digest of its only sense stays among the rows, to be reported; of an alias it is left out.
     """
-    pairs = [_settled(sense, need, fleet, now) for sense in offer.senses]
-    senses = tuple([sense for sense, _ in pairs])
-    conflict = any(clash for _, clash in pairs)
-    if len(senses) == 1 and not senses[0].cost:
-        only = senses[0]
+    if len(offer.senses) == 1 and not offer.senses[0].cost:
+        only, conflict = _settled(offer.senses[0], need, fleet, now)
         if only.digest is not None:
             need = replace(need, digest=only.digest)
-        return Meant(need=need, rows=only.rows, senses=senses, conflict=conflict)
+        return Meant(need=need, rows=only.rows, senses=(only,), conflict=conflict)
+    pairs = [_settled(sense, need, fleet, now) for sense in offer.senses]
     rows: list[Row] = []
     costs: dict[RowKey, float] = {}
-    for sense in senses:
+    for sense, _ in pairs:
         for row in sense.rows:
             if sense.has(row) and (row.key, row.model) not in costs:
                 costs[row.key, row.model] = sense.cost
                 rows.append(row)
-    return Meant(need=need, rows=tuple(rows), senses=senses, costs=costs, conflict=conflict)
+    return Meant(
+        need=need,
+        rows=tuple(rows),
+        senses=tuple(sense for sense, _ in pairs),
+        costs=costs,
+        conflict=any(clash for _, clash in pairs),
+    )
 
 
 def _settled(sense: Sense, need: Need, fleet: Fleet, now: int) -> tuple[Sense, bool]:

@@ -23,6 +23,7 @@ from router_core.policy.placement import Match, PlacementPolicy
 from router_core.view.freshness import is_stale
 
 _HALF_OPEN = 1
+_EXACT = Match.EXACT
 NO_FACTORS = Factors(slo=1.0, memory=1.0, switch=1.0, pressure=1.0, speed=1.0)
 
 
@@ -46,7 +47,7 @@ class Scored(Struct, gc=False, kw_only=True):
     score: float = 0.0
     reserve: str | None = None
     out: str | None = None
-    match: Match = Match.EXACT
+    match: Match = _EXACT
 
     @property
     def key(self) -> Endpoint:
@@ -90,7 +91,7 @@ class Survey(Struct, frozen=True, kw_only=True):
 def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> Survey:
     """Filters, estimates and factors of every row that offers the model. Reads ``fleet.live``, changes nothing."""
     offer = offer_of(request.model, fleet, policy)
-    rows = next((sense.rows for sense in offer.senses if sense.rows), ()) if offer is not None else ()
+    rows = offer.rows if offer is not None else ()
     group = rows[0].profile_key.model if rows else request.model
     profiles = fleet.profiles
     need = need_of(
@@ -107,7 +108,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         need, rows, costs = meant.need, meant.rows, meant.costs
         if meant.conflict:
             degraded.append("digest_conflict")
-        if need.match is not Match.EXACT:
+        if need.match is not _EXACT:
             looser = stand_ins(meant.senses, need, fleet, policy)
     judged = _Judged(request, need, fleet, policy, costs, now)
     offered = len(rows) > 0
@@ -271,7 +272,7 @@ class _Judged:
     def loosen(self, looser: Iterable[StandIn], enough: float) -> None:
         """Judge stand-ins level by level; a level stays shut once a stricter row risks its targets by less than
         ``enough``."""
-        match, shut = Match.EXACT, False
+        match, shut = _EXACT, False
         for stand_in in looser:
             if stand_in.match is not match:
                 match = stand_in.match

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from agent.engines.contract import Health
 from agent.node.placing import Choosing, hints_header
 from agent.relay.ports import Routed, Turned
 from router_core.exchange.events import Result
@@ -18,8 +19,10 @@ from tests.agent.node.rig import (
     World,
     a_line,
     a_report,
+    a_resident,
     an_endpoint,
     an_outcome,
+    an_owned,
     answered,
     failed,
     key_of,
@@ -163,6 +166,19 @@ def serve(world: World, choosing: Choosing, result: Result = Result.DONE, **over
     code = "client_gone" if result is Result.CANCELLED else None
     world.placing.answered(a_line(routed.decision_id, code=code))
     return routed
+
+
+def test_the_client_is_told_what_stood_in_for_the_model_it_named() -> None:
+    world = World()
+    world.own(
+        an_endpoint(owned=(an_owned("big", base="Toy-2B", quant="Q8_0"),), resident=(a_resident("big"),))
+    )
+    world.peer("beta", an_endpoint(owned=(an_owned(base="toy-2b"),), health=Health.UNREACHABLE, resident=()))
+    strict = world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
+    assert isinstance(strict, Turned)
+    routed = world.route(world.ask(headers=(("x-pairmesh-match", "quant"),)))
+    assert (routed.served, routed.match) == ("big", "quant")
+    assert world.route(world.ask(model="big", headers=(("x-pairmesh-match", "quant"),))).match is None
 
 
 def test_a_session_is_kept_where_it_was_served_and_the_client_is_told() -> None:

@@ -12,7 +12,17 @@ from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.request import Hints, Locality, Match
 from router_core.profile.bits import nominal_bits
 from router_core.record.state import Dialect
-from tests.support.fleets import POLICY, a_fleet, a_ledger, a_request, a_row, chosen_node, decided, parsed_hints
+from tests.support.fleets import (
+    POLICY,
+    a_fleet,
+    a_ledger,
+    a_request,
+    a_row,
+    chosen_node,
+    decided,
+    parsed_hints,
+)
+
 
 class OneOpen:
     """Breakers of which one is open."""
