@@ -37,6 +37,7 @@ SEEN: Final = 16
 LOST: Final = 8
 UNLINKED: Final = 8
 DEMAND: Final = 8
+DEMAND_MODELS: Final = 256
 ADDRESSES: Final = 8
 PROFILES: Final = 64
 ALIASES: Final = 8

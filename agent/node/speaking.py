@@ -6,7 +6,7 @@ once a minute, and only if one moved.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.effects.clock import Clock
@@ -45,6 +45,9 @@ class Sources:
     dispatch: Callable[[], state.Dispatch | None]
     claims: Callable[[], Sequence[tuple[str, str, ProfileFacts]]]
     used: Mapping[tuple[str, str], int]
+    demand: Callable[[], tuple[state.ModelDemand, ...]] = tuple
+    leaving: Collection[tuple[str, str]] = ()
+    reserved_mib: Callable[[], int] = int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +131,20 @@ class Speaking:
             seen=self._work.seen(now),
             disp=self._sources.dispatch() if self._router else None,
             flags=Flag.DRAINING if self._draining else Flag(0),
-            load_memory_mib=load_memory_mib(self._sampled, now),
+            load_memory_mib=self._load_memory_mib(now),
             now=now,
+            demand=self._sources.demand() if self._router else (),
+            leaving=self._sources.leaving,
         )
         urgent = self.volatile is None or is_event(self.volatile, volatile)
         self.volatile = volatile
         self._listeners.view(static, volatile)
         self._listeners.mesh(static, volatile, urgent)
+
+    def _load_memory_mib(self, now: int) -> int | None:
+        """Free memory for loads, less what one under way will still take."""
+        free = load_memory_mib(self._sampled, now)
+        return None if free is None else max(0, free - self._sources.reserved_mib())
 
     def _stated(self, endpoints: Sequence[EndpointStatus], now: int) -> Static:
         """S, built anew only if something it is made of changed."""

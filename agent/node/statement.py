@@ -7,10 +7,11 @@ know who publishes the result and when; ``is_event`` says whether a new V is wor
 import hashlib
 import platform as host_platform
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.engines.contract import EndpointStatus, Health, LoadSource, OwnedModel, Residency, ResidentModel
 from router_core import limits
@@ -128,11 +129,13 @@ def volatile_statement(
     flags: Flag,
     load_memory_mib: int | None,
     now: int,
+    demand: tuple[state.ModelDemand, ...] = (),
+    leaving: Collection[tuple[str, str]] = (),
 ) -> Volatile:
     """V of this node, in the positions of ``static``.
 
     ``work`` is by endpoint, ``times`` by endpoint and model; ``load_memory_mib`` is the free memory a cold load
-    would go to (None: unknown).
+    would go to (None: unknown); ``leaving`` are the models (endpoint, model) that are being unloaded.
     """
     by_name = {endpoint.name: endpoint for endpoint in endpoints}
     engines = []
@@ -144,7 +147,7 @@ def volatile_statement(
             continue
         memory = _LoadMemory(load_memory_mib, bool(facts.gpus) and not any(gpu.memory for gpu in static.gpus))
         engines.append(_engine_load(endpoint, work.get(facts.name, IDLE), memory, now))
-        residents += _residents(static, position, endpoint, times, now)
+        residents += _residents(static, position, endpoint, times, leaving, now)
     return Volatile(
         flags=flags | (sampled.flags if sampled is not None else Flag.SENSOR_STALE | Flag.NO_LOAD),
         level=wire.node_level(sampled, now) if sampled is not None else None,
@@ -155,6 +158,7 @@ def volatile_statement(
         residents=tuple(residents),
         seen=seen,
         disp=disp,
+        demand=demand,
     )
 
 
@@ -291,8 +295,13 @@ def _obtainable(endpoint: EndpointStatus, memory: _LoadMemory) -> int | None:
         for model in endpoint.resident
         if model.state is Residency.RESIDENT and not model.running
     )
-    reserve = max(_RESERVE_MIB, memory_mib // _RESERVE_SHARE)
-    return max(0, memory_mib + evictable - reserve)
+    return max(0, memory_mib + evictable - reserve_mib(endpoint, memory_mib))
+
+
+def reserve_mib(endpoint: EndpointStatus, free_mib: int) -> int:
+    """Memory that loads leave free: the manifest's word, else a share of what is free, at least 1 GiB."""
+    told = endpoint.manifest.reserve_vram_mib
+    return max(_RESERVE_MIB, free_mib // _RESERVE_SHARE) if told is None else told
 
 
 def _held_bytes(model: ResidentModel, of_gpus: bool) -> int | None:
@@ -305,6 +314,7 @@ def _residents(
     position: int,
     endpoint: EndpointStatus,
     times: Mapping[tuple[str, str], ModelTimes],
+    leaving: Collection[tuple[str, str]],
     now: int,
 ) -> list[state.ResidentModel]:
     names = {owned.native_id: owned.name for owned in endpoint.owned}
@@ -315,7 +325,10 @@ def _residents(
         index = indices.get(name) if name is not None else None
         if name is None or index is None or model.state is Residency.FAILED:
             continue
-        listed.append(_resident(static, index, model, times.get((endpoint.name, name), UNSEEN), now))
+        row = _resident(static, index, model, times.get((endpoint.name, name), UNSEEN), now)
+        if row.state == ModelState.RESIDENT and (endpoint.name, name) in leaving:
+            row = replace(row, state=ModelState.UNLOADING)
+        listed.append(row)
     return listed
 
 

@@ -12,8 +12,8 @@ class WatchedWork(LocalWork):
         super().__init__()
         self.changed: Callable[[str], None] = lambda endpoint: None
 
-    def start(self, endpoint: str, expected_s: float, now: int) -> int:
-        ticket = super().start(endpoint, expected_s, now)
+    def start(self, endpoint: str, expected_s: float, now: int, model: str = "") -> int:
+        ticket = super().start(endpoint, expected_s, now, model)
         self.changed(endpoint)
         return ticket
 

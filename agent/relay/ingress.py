@@ -62,7 +62,7 @@ class Call:
         self._local = local
         self._ticket: int | None = None
         if is_work:
-            self._ticket = local.start(route.endpoint, service_ms / 1000, now)
+            self._ticket = local.start(route.endpoint, service_ms / 1000, now, model)
             local.accepted(id8_of(member.id16), route.inst, route.seq, now)
 
     @property

@@ -55,11 +55,13 @@ class NoBreakers:
 
 
 class Live(Struct, frozen=True, kw_only=True):
-    """What this router knows beyond any snapshot: own work, breakers, and endpoints that stopped in mid-stream."""
+    """What this router knows beyond any snapshot: own work, breakers, endpoints that stopped in mid-stream, and own
+    models (endpoint, model) that are being unloaded."""
 
     ledger: Ledger
     breakers: Breaking = NoBreakers()
     suspects: Collection[Endpoint] = frozenset()
+    leaving: Collection[tuple[str, str]] = frozenset()
 
 
 class Part(Struct, frozen=True, kw_only=True):

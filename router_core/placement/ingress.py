@@ -29,6 +29,8 @@ def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
     row = _open_row(ask, fleet)
     if isinstance(row, Cause):
         return row
+    if (row.endpoint, row.model) in fleet.live.leaving:
+        return Cause.COLD
     warm = row.resident or row.loading
     if not warm and not row.loadable:
         return Cause.MODEL_ABSENT

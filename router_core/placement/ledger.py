@@ -91,7 +91,9 @@ class Ledger:
             decode_s=choice.decode_s,
             counts=not choice.is_self,
             load_bytes=choice.need_bytes,
-            ticket=self.local.start(choice.endpoint_name, choice.prefill_s + choice.decode_s, now)
+            ticket=self.local.start(
+                choice.endpoint_name, choice.prefill_s + choice.decode_s, now, choice.model
+            )
             if choice.is_self
             else None,
         )

@@ -15,6 +15,7 @@ _SEEN_MS = 30_000
 
 class _Job(Struct, gc=False, kw_only=True):
     endpoint: str
+    model: str
     expected_s: float
     start_ms: int
 
@@ -39,13 +40,18 @@ class LocalWork:
         self._where: dict[int, str] = {}
         self._mean_s: dict[str, float] = {}
         self._routers: dict[Id8, _Router] = {}
+        self._started: dict[tuple[str, str], int] = {}
 
-    def start(self, endpoint: str, expected_s: float, now: int) -> int:
+    def start(self, endpoint: str, expected_s: float, now: int, model: str = "") -> int:
         """A request enters; ``expected_s`` is its service time alone on the engine. Returns its ticket."""
         self._seq += 1
         self._jobs.setdefault(endpoint, {})[self._seq] = _Job(
-            endpoint=endpoint, expected_s=expected_s, start_ms=now
+            endpoint=endpoint, model=model, expected_s=expected_s, start_ms=now
         )
+        begun = self._started.pop((endpoint, model), 0)
+        self._started[endpoint, model] = begun + 1
+        if len(self._started) > limits.DEMAND_MODELS:
+            del self._started[next(iter(self._started))]
         self._where[self._seq] = endpoint
         mean = self._mean_s.get(endpoint, expected_s)
         self._mean_s[endpoint] = mean + 0.1 * (expected_s - mean)
@@ -59,6 +65,14 @@ class LocalWork:
 
     def in_flight(self, endpoint: str) -> int:
         return len(self._jobs.get(endpoint, ()))
+
+    def in_model(self, endpoint: str, model: str) -> int:
+        """Requests in flight that are for ``model``."""
+        return sum(job.model == model for job in self._jobs.get(endpoint, {}).values())
+
+    def started(self, endpoint: str, model: str) -> int:
+        """Requests for ``model`` that have ever entered."""
+        return self._started.get((endpoint, model), 0)
 
     def work_s(self, endpoint: str, slots: int, now: int, foreign: int = 0) -> float:
         """Outstanding service seconds, not divided by ``slots``: what is left of running requests (at least a tenth

@@ -209,6 +209,9 @@ class _Judged:
             self._exclude(row, reason, stand_in)
             return
         if row.is_self:
+            if (row.endpoint, row.model) in self._fleet.live.leaving:
+                self._exclude(row, Reason.DRAINING, stand_in)
+                return
             age_ms, owed_s = 0, 0.0
             busy = self._local.in_flight(row.endpoint) + row.foreign
             in_flight, queued = min(busy, row.slots), max(0, busy - row.slots)

@@ -38,6 +38,7 @@ class Spoken:
         self.claims: Sequence[Claim] = ()
         self.asked = 0
         self.used: dict[tuple[str, str], int] = {}
+        self.reserved_mib = 0
         self.own: list[tuple[Static, Volatile]] = []
         self.mesh: list[tuple[Static, Volatile, bool]] = []
         self.speaking = Speaking(
@@ -47,6 +48,7 @@ class Spoken:
                 dispatch=lambda: None,
                 claims=self._claimed,
                 used=self.used,
+                reserved_mib=lambda: self.reserved_mib,
             ),
             Listeners(
                 view=lambda static, volatile: self.own.append((static, volatile)),
@@ -325,3 +327,14 @@ def test_what_is_left_of_a_load_is_what_earlier_loads_took(node: Spoken) -> None
     assert node.say(20_000)[1].residents[0].load_left_ds == 0
     node.claims = [("llama", "tiny", replace(facts, load_p75_ds=None))]
     assert node.say(PROFILES_MS)[1].residents[0].load_left_ds is None
+
+
+async def test_a_load_under_way_takes_its_memory_off_what_others_may_count_on() -> None:
+    node = Spoken()
+    node.speaking.sampled(a_sample(node.clock.now), False)
+    before = node.say()[1].engines[0].obtainable_mib
+    node.reserved_mib = 1_000
+    after = node.say()[1].engines[0].obtainable_mib
+    assert before is not None
+    assert after is not None
+    assert 900 <= before - after <= 1_000

@@ -17,6 +17,7 @@ from router_core.record.state import (
     EngineState,
     Flag,
     LoadPolicy,
+    ModelDemand,
     ModelState,
     ProfileFacts,
     ResourceLevel,
@@ -271,3 +272,27 @@ def test_foreign_requests_are_what_an_engine_counts_beyond_ours(
 
 def test_the_samplers_flags_are_part_of_the_statement() -> None:
     assert said(an_endpoint(), sampled=a_sample(flags=Flag.NO_LOAD)).flags == Flag.NO_LOAD
+
+
+# --- what is moved ------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_being_unloaded_by_us_is_told_so_at_once() -> None:
+    before, after = said(an_endpoint()), said(an_endpoint(), leaving={("llama", "tiny")})
+    assert [row.state for row in before.residents] == [ModelState.RESIDENT]
+    assert [row.state for row in after.residents] == [ModelState.UNLOADING]
+    assert is_event(before, after)
+
+
+def test_a_manifest_says_how_much_memory_loads_leave_free() -> None:
+    plain = an_endpoint()
+    (told,) = said(plain, load_memory_mib=10_000).engines
+    assert told.obtainable_mib == 10_000 - 1_024
+    frugal = replace(plain, manifest=replace(plain.manifest, reserve_vram_mib=64))
+    (told,) = said(frugal, load_memory_mib=10_000).engines
+    assert told.obtainable_mib == 10_000 - 64
+
+
+def test_what_is_asked_of_this_router_is_told() -> None:
+    asked = (ModelDemand(key8=bytes(8), rpm=3, work_c=7),)
+    assert said(an_endpoint(), demand=asked).demand == asked

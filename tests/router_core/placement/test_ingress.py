@@ -60,6 +60,13 @@ def test_a_row_of_another_node_is_never_admitted():
     assert admit(asked(), a_fleet(a_row("a")), NOW) is Cause.MODEL_ABSENT
 
 
+def test_a_model_that_is_being_unloaded_takes_nothing_new_however_patient():
+    live = Live(ledger=a_ledger(), leaving={("llamacpp", "tiny")})
+    for ask in (asked(), asked(resident=False), asked(wait_ms=60_000)):
+        assert admit(ask, a_fleet(mine(), live=live), NOW) is Cause.COLD
+    assert admit(asked(model="other"), a_fleet(mine(model="other"), live=live), NOW) is None
+
+
 def test_live_work_decides_over_what_was_published():
     ledger = a_ledger()
     fleet = a_fleet(mine(slots=1), live=Live(ledger=ledger))

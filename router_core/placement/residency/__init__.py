@@ -1,0 +1,1 @@
+"""Which models a node should hold: load, unload and preload by what it is worth."""

@@ -1,0 +1,458 @@
+"""The residency machine of one host: which models its engines should hold, one change at a time.
+
+Owns: what is known of each model here (how long resident, how often a load failed, how much it was used), the plan
+under way, the pace. Rules: off means no actions; at most one load on the host at any time, and so many an hour; what
+is in use, fresh or kept is never evicted, and nothing is unless that makes the room that is needed; a model whose load
+failed waits longer each time; pressure stops what has not begun. Refuses to know engines, meshes and requests: they
+come as pictures.
+
+    PRESENT -> LOADING -> RESIDENT -> DRAINING -> UNLOADING -> PRESENT
+    LOADING -> FAILED -> PRESENT        DRAINING -> RESIDENT
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from random import Random
+
+from msgspec import Struct
+
+from router_core.placement.residency.events import (
+    Action,
+    Allowed,
+    Drain,
+    Event,
+    Held,
+    Key,
+    Load,
+    Looked,
+    Model,
+    Notify,
+    Ordered,
+    Picture,
+    State,
+    Told,
+    Trigger,
+    Unload,
+)
+from router_core.placement.residency.worth import room_for, share, worth
+from router_core.policy.residency import ResidencyPolicy
+from router_core.record.state import Level
+
+_HOUR_MS = 3_600_000
+_FOLLOWED = {
+    Held.ABSENT: State.PRESENT,
+    Held.LOADING: State.LOADING,
+    Held.RESIDENT: State.RESIDENT,
+    Held.LEAVING: State.UNLOADING,
+    Held.FAILED: State.PRESENT,
+}
+
+
+class _Known(Struct, kw_only=True):
+    """One model as this machine remembers it. ``turn_ms`` is when it may be loaded if it still should be."""
+
+    state: State = State.PRESENT
+    since_ms: int
+    held: Held = Held.ABSENT
+    failures: int = 0
+    retry_ms: int = 0
+    waits_since_ms: int | None = None
+    turn_ms: int | None = None
+    started: int
+    served: float = 0.0
+    asked: float = 0.0
+
+
+class _Plan(Struct, kw_only=True):
+    """One load under way: what must leave first, since when, and how much was free before. ``forgotten``: the engine
+    has stopped to tell of an earlier failure."""
+
+    target: Key
+    trigger: Trigger
+    victims: tuple[Key, ...]
+    need_bytes: int
+    free_bytes: int
+    gone_ms: int | None = None
+    until_ms: int | None = None
+    forgotten: bool = False
+
+
+class Residency:
+    """``handle`` one event at a time; ``leaving`` and ``reserved_bytes`` are what others must respect meanwhile."""
+
+    def __init__(self, policy: ResidencyPolicy, rng: Random) -> None:
+        self._policy = policy
+        self._rng = rng
+        self._on = False
+        self._known: dict[Key, _Known] = {}
+        self._plan: _Plan | None = None
+        self._orders: set[Key] = set()
+        self._loads: deque[int] = deque()
+        self._calm_since: int | None = None
+        self._tick_at: int | None = None
+        self._looked_ms: int | None = None
+        self._due: int | None = None
+
+    @property
+    def deadline(self) -> int | None:
+        """When the next ``Looked`` is due; None while it is off and nothing is under way."""
+        return self._due
+
+    @property
+    def leaving(self) -> frozenset[Key]:
+        """Models that take nothing new: they are drained or unloaded by us."""
+        concerned = (*self._orders, *(self._plan.victims if self._plan is not None else ()))
+        return frozenset(key for key in concerned if self.state(key) in (State.DRAINING, State.UNLOADING))
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that the load under way will take."""
+        return self._plan.need_bytes if self._plan is not None else 0
+
+    def state(self, key: Key) -> State:
+        """Where a model stands; one never heard of is not in memory."""
+        known = self._known.get(key)
+        return known.state if known is not None else State.PRESENT
+
+    def handle(self, event: Event, now: int) -> list[Action]:
+        match event:
+            case Allowed():
+                self._allow(event.on, now)
+                return []
+            case Ordered():
+                return self._ordered(event, now)
+            case Looked():
+                return self._looked(event.picture, now)
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def _allow(self, on: bool, now: int) -> None:
+        if on != self._on:
+            self._on = on
+            self._calm_since = None
+            self._due = now if on or self._plan is not None else None
+
+    def _ordered(self, event: Ordered, now: int) -> list[Action]:
+        self._orders.discard(event.key)
+        known = self._known.get(event.key)
+        self._due = now
+        if event.ok or known is None:
+            return []
+        if known.state is State.UNLOADING:
+            self._enter(known, _FOLLOWED[known.held], now)
+            return [Notify(code=Told.UNLOAD_FAILED, key=event.key), *self._give_up(now)]
+        if known.state is State.LOADING:
+            return self._load_ended(Told.LOAD_FAILED, now)
+        return []
+
+    def _looked(self, picture: Picture, now: int) -> list[Action]:
+        models = {model.key: model for model in picture.models}
+        passed_ms = now - self._looked_ms if self._looked_ms is not None else 0
+        self._looked_ms = now
+        if not self._on and self._plan is None and not self._orders:
+            self._due = None
+            return []
+        self._note_level(picture.level, now)
+        for key, model in models.items():
+            self._follow(key, model, passed_ms, now)
+        for key in [key for key, known in self._known.items() if key not in models]:
+            self._miss(key, now)
+        actions: list[Action] = []
+        if self._plan is None and self._on and not self._orders:
+            actions += self._consider(picture, models, now)
+        if self._plan is not None:
+            actions += self._advance(self._plan, picture, models, now)
+        self._schedule(now)
+        return actions
+
+    # --- following what the engines tell -----------------------------------------------------------------------
+
+    def _note_level(self, level: Level | int | None, now: int) -> None:
+        if level != Level.NONE:
+            self._calm_since = None
+        elif self._calm_since is None:
+            self._calm_since = now
+
+    def _follow(self, key: Key, model: Model, passed_ms: int, now: int) -> None:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known(since_ms=now, started=model.started)
+        fade = 0.5 ** (passed_ms / self._policy.share_ms)
+        known.served = known.served * fade + max(0, model.started - known.started)
+        known.asked = known.asked * fade + model.rate * passed_ms / 1000.0
+        known.started = model.started
+        before, known.held = known.held, model.held
+        if self._is_ours(key):
+            return
+        if model.held is Held.FAILED and before is not Held.FAILED:
+            self._fail(known, now)
+        elif known.state is State.FAILED and model.held in (Held.ABSENT, Held.FAILED):
+            if now >= known.retry_ms:
+                self._enter(known, State.PRESENT, now)
+        elif known.state is not _FOLLOWED[model.held]:
+            self._enter(known, _FOLLOWED[model.held], now)
+            if model.held is Held.RESIDENT:
+                known.failures = 0
+
+    def _miss(self, key: Key, now: int) -> None:
+        """The engine is away or offers the model no more; failures are remembered until they may be repeated."""
+        known = self._known[key]
+        known.held = Held.ABSENT
+        if not self._is_ours(key) and now >= known.retry_ms:
+            del self._known[key]
+
+    def _is_ours(self, key: Key) -> bool:
+        """True while the state of a model is this machine's to say."""
+        if key in self._orders:
+            return True
+        plan = self._plan
+        if plan is None:
+            return False
+        return key in plan.victims or (key == plan.target and plan.until_ms is not None)
+
+    def _enter(self, known: _Known, state: State, now: int) -> None:
+        known.state, known.since_ms = state, now
+        known.turn_ms = known.waits_since_ms = None
+
+    def _fail(self, known: _Known, now: int) -> None:
+        """Each failure in a row doubles the time until the model is tried again."""
+        self._enter(known, State.FAILED, now)
+        policy = self._policy
+        known.retry_ms = now + min(policy.retry_most_ms, policy.retry_ms << min(known.failures, 16))
+        known.failures += 1
+
+    # --- choosing what to load ---------------------------------------------------------------------------------
+
+    def _consider(self, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+        """Begin the worthiest load that should be made and whose turn has come."""
+        policy = self._policy
+        while self._loads and now - self._loads[0] >= _HOUR_MS:
+            self._loads.popleft()
+        settled = len(self._loads) < policy.loads_per_hour and not any(
+            model.held in (Held.LOADING, Held.LEAVING) for model in models.values()
+        )
+        best: tuple[float, Key, Trigger, tuple[Model, ...]] | None = None
+        for key, model in models.items():
+            known = self._known[key]
+            trigger = self._trigger(model, known, picture, now)
+            room = self._room(model, picture, models, now) if settled and trigger is not None else None
+            if trigger is None or room is None:
+                known.turn_ms = None
+                continue
+            if known.turn_ms is None:
+                ahead = min(model.ahead, policy.turns_most)
+                known.turn_ms = now + round(policy.turn_ms * (ahead + self._rng.random()))
+            value = self._worth(key, models)
+            if known.turn_ms <= now and (best is None or value > best[0]):
+                best = (value, key, trigger, room)
+        if best is None:
+            return []
+        _, target, trigger, victims = best
+        need, free = models[target].need_bytes, picture.free_bytes
+        assert need is not None
+        assert free is not None
+        self._plan = _Plan(
+            target=target,
+            trigger=trigger,
+            victims=tuple(model.key for model in victims),
+            need_bytes=need,
+            free_bytes=free,
+        )
+        for key in self._plan.victims:
+            self._enter(self._known[key], State.DRAINING, now)
+        return [Drain(key=key) for key in self._plan.victims]
+
+    def _trigger(self, model: Model, known: _Known, picture: Picture, now: int) -> Trigger | None:
+        """Why ``model`` should be loaded here now, if it should."""
+        policy = self._policy
+        slow = model.wait_s is not None and model.wait_s > model.load_s + policy.replica_margin_s
+        if not slow:
+            known.waits_since_ms = None
+        elif known.waits_since_ms is None:
+            known.waits_since_ms = now
+        if (
+            known.state is not State.PRESENT
+            or now < known.retry_ms
+            or model.is_loading
+            or not model.may_load
+            or model.rate <= 0.0
+            or self._calm_since is None
+        ):
+            return None
+        if model.wait_s is None:
+            return Trigger.PRELOAD if now - self._calm_since >= policy.calm_ms else None
+        held_on = known.waits_since_ms is not None and now - known.waits_since_ms >= policy.replica_hold_ms
+        return Trigger.REPLICA if held_on and picture.is_idle else None
+
+    def _room(
+        self, target: Model, picture: Picture, models: Mapping[Key, Model], now: int
+    ) -> tuple[Model, ...] | None:
+        """What to evict for ``target``; None if it does not fit, or is not worth what would go."""
+        evictable = [model for model in models.values() if self._is_evictable(model, now)]
+        room = room_for(target, picture, evictable, lambda key: self._worth(key, models))
+        if not room:
+            return room
+        lost = sum(self._worth(model.key, models) for model in room)
+        return room if self._worth(target.key, models) > self._policy.hysteresis * lost else None
+
+    def _is_evictable(self, model: Model, now: int) -> bool:
+        known, policy = self._known[model.key], self._policy
+        return (
+            known.state is State.RESIDENT
+            and not model.keep
+            and now - known.since_ms >= policy.resident_least_ms
+            and self._is_unused(model, now)
+        )
+
+    def _is_unused(self, model: Model, now: int) -> bool:
+        return (
+            model.is_watched
+            and model.busy == 0
+            and (model.used_ms is None or now - model.used_ms >= self._policy.unused_ms)
+        )
+
+    def _worth(self, key: Key, models: Mapping[Key, Model]) -> float:
+        """A resident is worth what it was used; a model that is not here could get an equal part."""
+        model, known = models[key], self._known[key]
+        if known.state is State.PRESENT:
+            return worth(model, 1.0 / max(1, model.able))
+        return worth(model, share(known.served, known.asked, model.able, self._policy.share_weight))
+
+    # --- carrying it out ---------------------------------------------------------------------------------------
+
+    def _advance(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+        if plan.until_ms is not None:
+            return self._await_load(plan, models, now)
+        if not self._is_still_wanted(plan, picture, models):
+            return self._give_up(now)
+        actions: list[Action] = []
+        for key in plan.victims:
+            known, model = self._known[key], models.get(key)
+            if known.state is State.DRAINING:
+                if model is None or model.held is Held.ABSENT:
+                    self._enter(known, State.UNLOADING, now)
+                elif self._is_unused(model, now) and now - known.since_ms >= self._policy.watch_ms:
+                    self._enter(known, State.UNLOADING, now)
+                    self._orders.add(key)
+                    actions.append(Unload(key=key))
+                elif now - known.since_ms >= self._policy.drain_ms:
+                    return [*actions, Notify(code=Told.DRAIN_OVERDUE, key=key), *self._give_up(now)]
+            elif known.held is not Held.ABSENT and now - known.since_ms >= self._policy.unload_ms:
+                return [*actions, Notify(code=Told.UNLOAD_FAILED, key=key), *self._give_up(now)]
+        if self._is_freed(plan, picture, models, now):
+            return actions + self._load(plan, picture, models, now)
+        return actions
+
+    def _is_still_wanted(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model]) -> bool:
+        target = models.get(plan.target)
+        return (
+            self._on
+            and target is not None
+            and target.held in (Held.ABSENT, Held.FAILED)
+            and target.may_load
+            and not target.is_loading
+            and picture.level is not None
+            and picture.level < Level.HIGH
+        )
+
+    def _is_freed(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> bool:
+        """True once all that had to leave is gone, and its memory is visibly free or had time to become so."""
+        if not plan.victims:
+            return True
+        if any(
+            self.state(key) is not State.UNLOADING
+            or self._known[key].held is not Held.ABSENT
+            or key in self._orders
+            for key in plan.victims
+        ):
+            return False
+        if plan.gone_ms is None:
+            plan.gone_ms = now
+        given = sum(models[key].held_bytes for key in plan.victims if key in models)
+        freed = picture.free_bytes is not None and (
+            picture.free_bytes - plan.free_bytes >= self._policy.freed_share * given > 0
+        )
+        return freed or now - plan.gone_ms >= self._policy.freed_ms
+
+    def _load(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+        """Everything has left: load, if by now it really fits."""
+        target = models[plan.target]
+        told: list[Action] = [Notify(code=Told.UNLOADED, key=key) for key in plan.victims]
+        self._release(plan.victims, now)
+        plan.victims = ()
+        if (
+            any(model.held in (Held.LOADING, Held.LEAVING) for model in models.values())
+            or room_for(target, picture, (), lambda _: 0.0) is None
+        ):
+            return [*told, *self._give_up(now)]
+        policy = self._policy
+        within_ms = policy.load_unknown_ms
+        if target.load_known:
+            within_ms = max(policy.load_least_ms, round(1000.0 * policy.load_factor * target.load_s))
+        plan.until_ms = now + within_ms
+        self._enter(self._known[plan.target], State.LOADING, now)
+        self._orders.add(plan.target)
+        self._loads.append(now)
+        return [*told, Load(key=plan.target, within_ms=within_ms)]
+
+    def _await_load(self, plan: _Plan, models: Mapping[Key, Model], now: int) -> list[Action]:
+        model, known = models.get(plan.target), self._known[plan.target]
+        if model is not None and model.held is not Held.FAILED:
+            plan.forgotten = True
+        if model is not None and plan.target not in self._orders:
+            if model.held is Held.RESIDENT:
+                return self._load_ended(Told.LOADED, now)
+            lingers = not plan.forgotten and now - known.since_ms < self._policy.load_least_ms
+            if model.held is Held.FAILED and not lingers:
+                return self._load_ended(Told.LOAD_FAILED, now)
+        assert plan.until_ms is not None
+        return self._load_ended(Told.LOAD_OVERDUE, now) if now >= plan.until_ms else []
+
+    def _load_ended(self, code: Told, now: int) -> list[Action]:
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return []
+        known = self._known[plan.target]
+        seconds = (now - known.since_ms) / 1000.0
+        if code is Told.LOADED:
+            self._enter(known, State.RESIDENT, now)
+            known.failures = 0
+        else:
+            self._fail(known, now)
+        return [Notify(code=code, key=plan.target, trigger=plan.trigger, seconds=seconds)]
+
+    def _give_up(self, now: int) -> list[Action]:
+        """Drop the plan before its load: what drains stays, and the target is not tried again at once."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return []
+        self._release(plan.victims, now)
+        known = self._known.get(plan.target)
+        if known is not None and known.state is State.PRESENT:
+            self._fail(known, now)
+        return [Notify(code=Told.GIVEN_UP, key=plan.target, trigger=plan.trigger)]
+
+    def _release(self, victims: Iterable[Key], now: int) -> None:
+        """Let what was to leave be what its engine says it is, unless an order to it is unanswered."""
+        for key in victims:
+            known = self._known.get(key)
+            if known is not None and key not in self._orders:
+                self._enter(known, _FOLLOWED[known.held], now)
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def _schedule(self, now: int) -> None:
+        policy = self._policy
+        if self._tick_at is None or self._tick_at <= now:
+            jitter = policy.tick_jitter * (2.0 * self._rng.random() - 1.0)
+            self._tick_at = now + round(policy.tick_ms * (1.0 + jitter))
+        due = [self._tick_at]
+        if self._plan is not None or self._orders:
+            due.append(now + policy.watch_ms)
+        else:
+            for known in self._known.values():
+                if known.turn_ms is not None:
+                    due.append(known.turn_ms)
+                elif known.waits_since_ms is not None:
+                    due.append(known.waits_since_ms + policy.replica_hold_ms)
+        self._due = min(at for at in due if at > now)

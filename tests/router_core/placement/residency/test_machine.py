@@ -1,0 +1,444 @@
+"""The residency machine, step by step: what it does with a picture, and what it never does."""
+
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from msgspec.structs import replace
+
+from router_core.placement.residency.events import (
+    Action,
+    Allowed,
+    Drain,
+    Held,
+    Key,
+    Load,
+    Looked,
+    Model,
+    Notify,
+    Ordered,
+    Picture,
+    State,
+    Told,
+    Trigger,
+    Unload,
+)
+from router_core.placement.residency.machine import Residency
+from router_core.policy.residency import ResidencyPolicy
+from router_core.record.state import Level
+
+GIB = 2**30
+A: Key = ("llama", "a")
+B: Key = ("llama", "b")
+C: Key = ("ollama", "c")
+POLICY = ResidencyPolicy()
+MINUTE = 60_000
+
+
+def a_model(key: Key, **over: Any) -> Model:
+    """A model of 4 GiB that takes 10 s to load and is asked for once a second."""
+    fields: dict[str, Any] = {
+        "key": key,
+        "need_bytes": 4 * GIB,
+        "held_bytes": 4 * GIB,
+        "load_s": 10.0,
+        "load_known": True,
+        "rate": 1.0,
+    }
+    return Model(**(fields | over))
+
+
+class Host:
+    """One machine, its clock, and the memory that its engines take."""
+
+    def __init__(
+        self, *models: Model, free: int = 8 * GIB, policy: ResidencyPolicy = POLICY, on: bool = True
+    ) -> None:
+        self.now = 1_000_000
+        self.machine = Residency(policy, Random(1))
+        self.models = {model.key: model for model in models}
+        self.fields: dict[str, Any] = {"reserve_bytes": GIB}
+        self.free = free
+        self.log: list[Action] = []
+        self.serves: set[Key] = set()
+        """Models all of whose requests come here."""
+        if on:
+            self.machine.handle(Allowed(on=True), self.now)
+
+    def set(self, key: Key, **over: Any) -> None:
+        self.models[key] = replace(self.models[key], **over)
+
+    def look(self) -> list[Action]:
+        for key in self.serves:
+            self.set(key, started=round(self.models[key].rate * (self.now - 1_000_000) / 1_000))
+        picture = Picture(models=tuple(self.models.values()), free_bytes=self.free, **self.fields)
+        return self._note(self.machine.handle(Looked(picture=picture), self.now))
+
+    def ordered(self, key: Key, ok: bool = True) -> list[Action]:
+        return self._note(self.machine.handle(Ordered(key=key, ok=ok), self.now))
+
+    def run(self, for_ms: int) -> list[Action]:
+        """Look whenever it is due; everything that was asked for meanwhile."""
+        end, said = self.now + for_ms, len(self.log)
+        while (due := self.machine.deadline) is not None and due <= end:
+            assert due > self.now or due == self.now, "a deadline never lies in the past"
+            self.now = max(self.now, due)
+            self.look()
+        self.now = end
+        return self.log[said:]
+
+    def until(self, kind: type[Action], within_ms: int = 10 * MINUTE) -> Any:
+        """Run until the machine asks for ``kind``, and stop there."""
+        end, said = self.now + within_ms, len(self.log)
+        while (due := self.machine.deadline) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.look()
+            for action in self.log[said:]:
+                if isinstance(action, kind):
+                    return action
+        raise AssertionError(f"no {kind.__name__}: {self.log[said:]}")
+
+    def _note(self, actions: list[Action]) -> list[Action]:
+        self.log += actions
+        return actions
+
+    def states(self) -> dict[Key, State]:
+        return {key: self.machine.state(key) for key in self.models}
+
+
+def warmed(host: Host) -> None:
+    """Two minutes pass in which nothing changes."""
+    assert not [action for action in host.run(2 * MINUTE) if not isinstance(action, Notify)]
+
+
+def a_full_host(**over: Any) -> Host:
+    """``a`` is resident and little asked for, ``b`` is asked for and nowhere warm; there is room for one."""
+    resident = a_model(A, held=Held.RESIDENT, rate=0.1, wait_s=0.0)
+    return Host(resident, a_model(B, **over), free=2 * GIB)
+
+
+def test_off_asks_for_nothing_and_wants_no_look():
+    host = Host(a_model(B), on=False)
+    assert host.machine.deadline is None
+    for _ in range(100):
+        host.now += 15_000
+        assert host.look() == []
+    assert host.machine.deadline is None
+
+
+def test_a_model_that_is_asked_for_and_warm_nowhere_is_loaded_once_all_has_been_calm_for_a_minute():
+    host = Host(a_model(B))
+    began = host.now
+    load = host.until(Load)
+    assert load == Load(key=B, within_ms=40_000)
+    assert MINUTE <= host.now - began <= MINUTE + 18_000 + POLICY.turn_ms + 18_000
+    assert host.states() == {B: State.LOADING}
+    assert host.machine.reserved_bytes == 4 * GIB
+    host.ordered(B)
+    host.now += 9_000
+    host.set(B, held=Held.RESIDENT, wait_s=0.0)
+    (told,) = host.look()
+    assert told == Notify(code=Told.LOADED, key=B, trigger=Trigger.PRELOAD, seconds=9.0)
+    assert (host.states(), host.machine.reserved_bytes) == ({B: State.RESIDENT}, 0)
+
+
+def test_a_model_that_somebody_serves_without_waiting_is_not_loaded():
+    host = Host(a_model(B, wait_s=1.0))
+    assert host.run(30 * MINUTE) == []
+
+
+def test_a_model_nobody_asks_for_is_not_loaded():
+    host = Host(a_model(B, rate=0.0))
+    assert host.run(30 * MINUTE) == []
+
+
+def test_what_makes_room_is_drained_then_unloaded_then_gone_before_anything_is_loaded():
+    host = a_full_host()
+    assert host.until(Drain) == Drain(key=A)
+    assert host.machine.leaving == {A}
+    assert host.states()[A] is State.DRAINING
+    host.set(A, busy=1)
+    assert host.run(30_000) == [], "a request of ours is still in it"
+    host.set(A, busy=0, used_ms=host.now)
+    assert host.until(Unload) == Unload(key=A)
+    assert host.states()[A] is State.UNLOADING
+    host.ordered(A)
+    assert host.run(3_000) == [], "it is still in memory"
+    host.set(A, held=Held.ABSENT)
+    host.free = 6 * GIB
+    told, load = host.run(1_000)
+    assert (told, load) == (Notify(code=Told.UNLOADED, key=A), Load(key=B, within_ms=40_000))
+    assert host.machine.leaving == frozenset()
+    assert host.states() == {A: State.PRESENT, B: State.LOADING}
+
+
+def test_memory_that_does_not_show_up_as_free_is_waited_for_and_then_not_loaded_into():
+    host = a_full_host()
+    host.until(Unload)
+    host.ordered(A)
+    host.set(A, held=Held.ABSENT)
+    unloaded, given_up = host.run(POLICY.freed_ms + 2_000)
+    assert unloaded == Notify(code=Told.UNLOADED, key=A)
+    assert given_up == Notify(code=Told.GIVEN_UP, key=B, trigger=Trigger.PRELOAD)
+    assert host.states()[B] is State.FAILED
+
+
+def test_nothing_is_evicted_for_less_than_half_as_much_again():
+    def loads(rate: float) -> bool:
+        host = Host(a_model(A, held=Held.RESIDENT, wait_s=0.0), a_model(B, rate=rate), free=2 * GIB)
+        host.serves.add(A)
+        return any(isinstance(action, Drain) for action in host.run(10 * MINUTE))
+
+    assert not loads(1.4)
+    assert loads(1.6)
+
+
+def test_a_resident_is_worth_only_its_share_of_the_requests():
+    host = Host(
+        a_model(A, held=Held.RESIDENT, rate=10.0, wait_s=0.0, able=2), a_model(B, rate=1.0), free=2 * GIB
+    )
+    assert not any(isinstance(action, Drain) for action in host.run(30_000))
+    assert host.until(Drain, 30 * MINUTE) == Drain(key=A), "another node answers all the requests for it"
+
+
+def test_a_resident_that_is_used_here_keeps_its_worth():
+    host = Host(
+        a_model(A, held=Held.RESIDENT, rate=10.0, wait_s=0.0, able=2), a_model(B, rate=1.0), free=2 * GIB
+    )
+    host.serves.add(A)
+    assert host.run(60 * MINUTE) == []
+
+
+def test_models_kept_in_use_or_just_loaded_are_never_evicted():
+    for over in ({"keep": True}, {"busy": 1}, {"is_watched": False}):
+        host = a_full_host()
+        host.set(A, **over)
+        assert host.run(20 * MINUTE) == [], over
+    host = a_full_host()
+    host.set(A, held=Held.ABSENT)
+    host.set(B, rate=0.0)
+    warmed(host)
+    host.set(A, held=Held.RESIDENT)
+    host.set(B, rate=1.0)
+    host.look()
+    arrived = host.now
+    host.until(Drain)
+    assert host.now - arrived >= POLICY.resident_least_ms
+
+
+def test_a_model_that_others_used_within_five_seconds_is_not_evicted():
+    host = a_full_host()
+    for _ in range(200):
+        host.set(A, used_ms=host.now)
+        assert not any(isinstance(action, Drain) for action in host.run(4_000))
+
+
+def test_nothing_is_evicted_where_that_would_not_make_enough_room():
+    host = a_full_host(need_bytes=12 * GIB)
+    assert host.run(20 * MINUTE) == []
+    host = a_full_host(need_bytes=None)
+    assert host.run(20 * MINUTE) == []
+    host = a_full_host()
+    host.free = None  # type: ignore[assignment]
+    assert host.run(20 * MINUTE) == []
+
+
+def test_an_engine_that_holds_one_model_must_lose_it_first_however_much_is_free():
+    host = Host(a_model(A, held=Held.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
+    host.fields["places"] = {"llama": 1}
+    assert host.until(Drain) == Drain(key=A)
+    other = Host(a_model(C, held=Held.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
+    other.fields["places"] = {"llama": 1}
+    assert other.until(Load) == Load(key=B, within_ms=40_000)
+
+
+def test_a_drain_that_does_not_end_is_given_up_and_the_model_stays():
+    host = a_full_host()
+    host.until(Drain)
+    host.set(A, busy=1)
+    told = host.run(POLICY.drain_ms + 2_000)
+    assert [action.code for action in told if isinstance(action, Notify)] == [
+        Told.DRAIN_OVERDUE,
+        Told.GIVEN_UP,
+    ]
+    assert host.states() == {A: State.RESIDENT, B: State.FAILED}
+    assert host.machine.leaving == frozenset()
+
+
+def test_an_engine_that_refuses_to_unload_keeps_its_model_and_ends_the_plan():
+    host = a_full_host()
+    host.until(Unload)
+    assert host.machine.leaving == {A}
+    told = host.ordered(A, ok=False)
+    assert [action.code for action in told if isinstance(action, Notify)] == [
+        Told.UNLOAD_FAILED,
+        Told.GIVEN_UP,
+    ]
+    assert host.states() == {A: State.RESIDENT, B: State.FAILED}
+
+
+def test_a_load_that_fails_again_and_again_is_tried_ever_less():
+    """mudler/LocalAI#9583: a model that cannot be loaded was loaded every 30 s."""
+    host = Host(a_model(B))
+    tries = []
+    for _ in range(6):
+        host.until(Load, 4 * 60 * MINUTE)
+        tries.append(host.now)
+        host.now += 1_000
+        (told,) = host.ordered(B, ok=False)
+        assert isinstance(told, Notify)
+        assert told.code is Told.LOAD_FAILED
+        assert host.states() == {B: State.FAILED}
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert all(wait >= (MINUTE << n) for n, wait in enumerate(waits))
+
+
+def test_a_failure_that_the_engine_itself_tells_counts_as_one():
+    host = Host(a_model(B))
+    host.until(Load)
+    host.ordered(B)
+    host.set(B, held=Held.LOADING)
+    host.look()
+    host.set(B, held=Held.FAILED)
+    (told,) = host.run(1_000)
+    assert isinstance(told, Notify)
+    assert told.code is Told.LOAD_FAILED
+    assert host.run(MINUTE - 2_000) == []
+    assert host.until(Load).key == B
+    host.ordered(B)
+    assert host.run(2_000) == [], "a failure of long ago is no verdict"
+    (told,) = host.run(5_000)
+    assert isinstance(told, Notify)
+    assert told.code is Told.LOAD_FAILED
+
+
+def test_a_load_that_takes_four_times_as_long_as_usual_has_failed():
+    host = Host(a_model(B))
+    host.until(Load)
+    host.ordered(B)
+    told = host.run(41_000)
+    assert [action.code for action in told if isinstance(action, Notify)] == [Told.LOAD_OVERDUE]
+    unknown = Host(a_model(B, load_known=False))
+    assert unknown.until(Load).within_ms == POLICY.load_unknown_ms
+
+
+def test_at_most_six_loads_are_begun_in_an_hour():
+    models = [a_model(("llama", f"m{n}"), need_bytes=GIB) for n in range(12)]
+    host = Host(*models, free=100 * GIB)
+    begun = []
+    while host.now < 1_000_000 + 100 * MINUTE:
+        host.run(1_000)
+        for key, model in host.models.items():
+            if host.machine.state(key) is State.LOADING and model.held is Held.ABSENT:
+                begun.append(host.now)
+                host.set(key, held=Held.RESIDENT, wait_s=0.0)
+                host.ordered(key)
+    assert len([at for at in begun if at - begun[0] < 60 * MINUTE - 1_000]) == 6
+    assert len(begun) > 6
+
+
+def test_nothing_begins_while_anything_is_being_loaded_here():
+    host = Host(a_model(A, held=Held.LOADING), a_model(B))
+    assert host.run(20 * MINUTE) == []
+
+
+def test_pressure_stops_what_has_not_begun_and_the_calm_counts_anew():
+    host = a_full_host()
+    host.until(Drain)
+    host.fields["level"] = Level.HIGH
+    assert [action.code for action in host.look() if isinstance(action, Notify)] == [Told.GIVEN_UP]
+    assert host.states()[A] is State.RESIDENT
+    host.fields["level"] = Level.ELEVATED
+    assert host.run(20 * MINUTE) == []
+    host.fields["level"] = Level.NONE
+    calm = host.now
+    host.until(Drain)
+    assert host.now - calm >= POLICY.calm_ms
+
+
+def test_a_level_nobody_knows_is_not_calm():
+    host = Host(a_model(B))
+    host.fields["level"] = None
+    assert host.run(20 * MINUTE) == []
+
+
+def test_a_model_under_load_elsewhere_is_left_to_them():
+    host = Host(a_model(B, is_loading=True))
+    assert host.run(20 * MINUTE) == []
+
+
+def test_those_who_load_sooner_go_first():
+    def began(ahead: int) -> int:
+        host = Host(a_model(B, ahead=ahead))
+        host.until(Load)
+        return host.now - 1_000_000
+
+    assert began(0) < began(1) < began(2)
+    assert began(100) <= began(0) + POLICY.turn_ms * (POLICY.turns_most + 1) + POLICY.tick_ms
+
+
+def test_a_second_replica_comes_where_waiting_costs_more_than_loading():
+    host = Host(a_model(B, wait_s=11.9))
+    assert host.run(20 * MINUTE) == [], "it waits no longer than a load and two seconds"
+    host.set(B, wait_s=12.1)
+    host.look()
+    began = host.now
+    host.until(Load)
+    assert POLICY.replica_hold_ms <= host.now - began <= POLICY.replica_hold_ms + POLICY.turn_ms + 1_000
+    host.ordered(B)
+    host.set(B, held=Held.RESIDENT)
+    (told,) = host.run(1_000)
+    assert isinstance(told, Notify)
+    assert told.trigger is Trigger.REPLICA
+
+
+def test_a_wait_that_passes_within_ten_seconds_makes_no_replica():
+    host = Host(a_model(B, wait_s=60.0))
+    for _ in range(50):
+        host.set(B, wait_s=60.0)
+        host.look()
+        host.now += 9_000
+        host.set(B, wait_s=0.0)
+        host.look()
+        assert host.run(20_000) == []
+
+
+def test_a_busy_node_makes_no_replica():
+    host = Host(a_model(B, wait_s=60.0))
+    host.fields["is_idle"] = False
+    assert host.run(20 * MINUTE) == []
+
+
+def test_switched_off_in_mid_drain_all_stays_as_it_is():
+    host = a_full_host()
+    host.until(Drain)
+    host.machine.handle(Allowed(on=False), host.now)
+    (told,) = host.run(1_000)
+    assert isinstance(told, Notify)
+    assert told.code is Told.GIVEN_UP
+    assert host.states()[A] is State.RESIDENT
+    assert host.machine.leaving == frozenset()
+    assert host.run(20 * MINUTE) == []
+
+
+def test_an_engine_that_goes_away_in_mid_load_is_a_failure_and_no_crash():
+    host = Host(a_model(B))
+    host.until(Load)
+    gone = host.models.pop(B)
+    assert host.run(5_000) == []
+    host.ordered(B, ok=False)
+    assert host.machine.state(B) is State.FAILED
+    host.models[B] = gone
+    assert host.run(30_000) == []
+    assert host.until(Load).key == B
+
+
+def test_a_load_by_a_request_is_followed_and_ends_the_plan_for_the_same_model():
+    host = a_full_host()
+    host.until(Drain)
+    host.set(B, held=Held.LOADING)
+    host.run(1_000)
+    assert host.states() == {A: State.RESIDENT, B: State.LOADING}
+    host.set(B, held=Held.RESIDENT)
+    host.look()
+    assert host.states() == {A: State.RESIDENT, B: State.RESIDENT}
