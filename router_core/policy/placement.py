@@ -59,15 +59,22 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTargets:
-    """What one request class promises by default. ``tpot_s`` None: no target per token."""
+    """What one request class promises by default. ``tpot_s`` None: no target per token. Its requests fill ``share`` of
+    an endpoint's room at most, and are held for ``hold_ms`` at most if there is none."""
 
     ttft_s: float
     tpot_s: float | None
     deadline_ms: int
+    hold_ms: int = 60_000
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.ttft_s <= 0 or (self.tpot_s is not None and self.tpot_s <= 0) or self.deadline_ms <= 0:
             raise LocalMisuse("targets of a request class must be positive")
+        if self.hold_ms < 0:
+            raise LocalMisuse(f"hold_ms of a request class is {self.hold_ms}, must be at least 0")
+        if not 0.0 < self.share <= 1.0:
+            raise LocalMisuse(f"share of a request class is {self.share}, allowed is above 0 up to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +83,26 @@ class PlacementPolicy:
 
     ``match_penalties`` are those of ``quant``, ``family`` and ``any``. One of these levels opens if no row of a stricter
     one risks its targets by less than ``match_opens_at``. ``match_min_bits`` per weight is the least that may stand in
-    for another quantisation.
+    for another quantisation. Held requests take turns by ``hold_quantum_s`` and rise one class per ``hold_promote_ms``;
+    ``background`` is shed from a saturation of ``shed_above``, and all of it at ``shed_range`` more.
     ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
     """
 
     name: str = "balanced"
     weights: Weights = field(default_factory=Weights)
-    interactive: ClassTargets = ClassTargets(ttft_s=2.0, tpot_s=0.100, deadline_ms=600_000)
-    batch: ClassTargets = ClassTargets(ttft_s=60.0, tpot_s=None, deadline_ms=3_600_000)
-    background: ClassTargets = ClassTargets(ttft_s=600.0, tpot_s=None, deadline_ms=3_600_000)
+    interactive: ClassTargets = ClassTargets(
+        ttft_s=2.0, tpot_s=0.100, deadline_ms=600_000, hold_ms=60_000, share=1.0
+    )
+    batch: ClassTargets = ClassTargets(
+        ttft_s=60.0, tpot_s=None, deadline_ms=3_600_000, hold_ms=900_000, share=0.9
+    )
+    background: ClassTargets = ClassTargets(
+        ttft_s=600.0, tpot_s=None, deadline_ms=3_600_000, hold_ms=1_800_000, share=0.7
+    )
+    hold_quantum_s: float = 5.0
+    hold_promote_ms: int = 30_000
+    shed_above: float = 0.8
+    shed_range: float = 0.4
     aliases: tuple[tuple[str, tuple[str, ...]], ...] = ()
     alias_step: float = 0.05
     alias_most: float = 0.20
@@ -125,7 +143,17 @@ class PlacementPolicy:
     def __post_init__(self) -> None:
         if not 1.0 <= self.herd_floor <= self.herd_cap <= self.herd_cap_crowd:
             raise LocalMisuse("herd multipliers must satisfy 1 <= floor <= cap <= crowd cap")
-        for name in ("rtt_s", "debt_scale_s", "debt_horizon_s", "least_fit_gib", "link_bytes_per_s"):
+        for name in (
+            "rtt_s",
+            "debt_scale_s",
+            "debt_horizon_s",
+            "least_fit_gib",
+            "link_bytes_per_s",
+            "hold_quantum_s",
+            "hold_promote_ms",
+            "shed_above",
+            "shed_range",
+        ):
             if getattr(self, name) <= 0:
                 raise LocalMisuse(f"{name} is {getattr(self, name)}, must be above 0")
         if not 0.0 <= self.pareto_eps < 1.0:

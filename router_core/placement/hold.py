@@ -1,0 +1,247 @@
+"""Requests that wait in the router until some endpoint has room, and who of them may try next.
+
+Order: class, one class up per ``promote_ms`` waited; then deficit round robin over callers on estimated seconds; then
+earliest deadline; then who came first. News (a completion, a newer record) lets the head decide again; if it got a
+place the next one may, too, and if not, nobody of its kind is asked again before there is other news.
+
+Rules: never more requests or bytes than the bounds; one release is out at a time; who left is never released. Refuses
+to know what a place is, and clocks: how long a request may wait is kept where its life is kept.
+"""
+
+from collections.abc import Hashable
+from math import ceil
+from typing import Final
+
+from msgspec import Struct
+
+from router_core import limits
+from router_core.errors import LocalMisuse
+from router_core.placement.request import PlacementRequest, RequestClass
+from router_core.policy.placement import PlacementPolicy
+
+_RANKS: Final = {
+    RequestClass.INTERACTIVE: 0,
+    RequestClass.BATCH: 1,
+    RequestClass.BACKGROUND: 2,
+}
+_CENT_S: Final = 0.01
+
+
+class Waiting(Struct, frozen=True, gc=False, kw_only=True):
+    """One held request. ``kind``: requests of one kind find a place in the same rows. ``seconds`` is its service time,
+    ``since_ms`` when it was first held, ``deadline_ms`` when it is worth nothing any more; both on the boot clock."""
+
+    ticket: int
+    request_class: RequestClass
+    caller: str
+    kind: Hashable
+    seconds: float
+    body_bytes: int
+    since_ms: int
+    deadline_ms: int
+
+
+# --- events --------------------------------------------------------------------------------------------------
+
+
+class Event(Struct, frozen=True, gc=False, kw_only=True):
+    """Anything the machine can be told."""
+
+
+class Joined(Event, frozen=True, gc=False, kw_only=True):
+    """A request is to be held. Raises LocalMisuse where ``has_room`` said no."""
+
+    waiting: Waiting
+
+
+class Left(Event, frozen=True, gc=False, kw_only=True):
+    """A request waits no longer: it got a place, or its time or its client is gone. Saying so twice is harmless."""
+
+    ticket: int
+
+
+class Stayed(Event, frozen=True, gc=False, kw_only=True):
+    """The released request found no place."""
+
+    ticket: int
+
+
+class NewsCame(Event, frozen=True, gc=False, kw_only=True):
+    """There may be room somewhere."""
+
+
+# --- actions -------------------------------------------------------------------------------------------------
+
+
+class Release(Struct, frozen=True, gc=False, kw_only=True):
+    """Let this request decide again; answered by ``Left`` or ``Stayed``."""
+
+    ticket: int
+
+
+class Hold:
+    """The machine: ``handle`` events, perform the returned actions in order. It wants no waking by time."""
+
+    deadline: int | None = None
+
+    def __init__(
+        self,
+        policy: PlacementPolicy,
+        *,
+        requests: int = limits.HELD_REQUESTS,
+        body_bytes: int = limits.HELD_BODIES,
+    ) -> None:
+        self._policy = policy
+        self._most = requests
+        self._most_bytes = body_bytes
+        self._held: dict[int, Waiting] = {}
+        self._turns = tuple(_Turns(policy.hold_quantum_s) for _ in _RANKS)
+        self._without_place: set[Hashable] = set()
+        self._released: tuple[int, int] | None = None
+        self._more_news = False
+        self.body_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def has_room(self, body_bytes: int) -> bool:
+        """Whether a request with a body of this size may be held."""
+        return len(self._held) < self._most and self.body_bytes + body_bytes <= self._most_bytes
+
+    def depth(self, request_class: RequestClass) -> int:
+        """How many requests of this class wait."""
+        return sum(waiting.request_class is request_class for waiting in self._held.values())
+
+    def handle(self, event: Event, now: int) -> list[Release]:
+        """Fold one event in. ``now`` is boot ms."""
+        if isinstance(event, NewsCame):
+            return self._look(now)
+        if isinstance(event, Joined):
+            self._join(event.waiting)
+            return []
+        if isinstance(event, Stayed):
+            return self._stay(event.ticket, now)
+        assert isinstance(event, Left)
+        return self._leave(event.ticket, now)
+
+    def _join(self, waiting: Waiting) -> None:
+        if waiting.ticket in self._held or not self.has_room(waiting.body_bytes):
+            raise LocalMisuse(f"request {waiting.ticket} cannot be held: no room, or held already")
+        self._held[waiting.ticket] = waiting
+        self.body_bytes += waiting.body_bytes
+
+    def _look(self, now: int) -> list[Release]:
+        if self._released is not None:
+            self._more_news = True
+            return []
+        self._without_place.clear()
+        return self._release(now)
+
+    def _stay(self, ticket: int, now: int) -> list[Release]:
+        if self._released is None or self._released[0] != ticket:
+            return []
+        self._released = None
+        self._without_place.add(self._held[ticket].kind)
+        return self._go_on(now)
+
+    def _leave(self, ticket: int, now: int) -> list[Release]:
+        waiting = self._held.pop(ticket, None)
+        if waiting is None:
+            return []
+        self.body_bytes -= waiting.body_bytes
+        if self._released is None or self._released[0] != ticket:
+            return []
+        self._turns[self._released[1]].charge(waiting.caller, waiting.seconds)
+        self._released = None
+        return self._go_on(now)
+
+    def _go_on(self, now: int) -> list[Release]:
+        if self._more_news:
+            self._more_news = False
+            return self._look(now)
+        return self._release(now)
+
+    def _release(self, now: int) -> list[Release]:
+        """Whoever is next among those whose kind may still find a place."""
+        ranked: tuple[dict[str, Waiting], ...] = tuple({} for _ in _RANKS)
+        present: tuple[set[str], ...] = tuple(set() for _ in _RANKS)
+        for waiting in self._held.values():
+            rank = self._rank(waiting, now)
+            present[rank].add(waiting.caller)
+            if waiting.kind not in self._without_place:
+                first = ranked[rank].get(waiting.caller)
+                if first is None or _is_before(waiting, first):
+                    ranked[rank][waiting.caller] = waiting
+        for turns, callers in zip(self._turns, present, strict=True):
+            turns.keep(callers)
+        for rank, heads in enumerate(ranked):
+            if heads:
+                ticket = self._turns[rank].next_of(heads).ticket
+                self._released = ticket, rank
+                return [Release(ticket=ticket)]
+        return []
+
+    def _rank(self, waiting: Waiting, now: int) -> int:
+        promotions = max(0, now - waiting.since_ms) // self._policy.hold_promote_ms
+        return max(0, _RANKS[waiting.request_class] - promotions)
+
+
+class _Turns:
+    """Deficit round robin over the callers of one class: whose turn it is comes first."""
+
+    def __init__(self, quantum_s: float) -> None:
+        self._quantum_s = quantum_s
+        self._credit_s: dict[str, float] = {}
+
+    def keep(self, callers: set[str]) -> None:
+        """Only ``callers`` have anything waiting; who has not loses its credit and its turn."""
+        for gone in self._credit_s.keys() - callers:
+            del self._credit_s[gone]
+
+    def next_of(self, heads: dict[str, Waiting]) -> Waiting:
+        """The head whose caller can pay for it first. Asking again without a charge in between gives the same."""
+        credit, quantum_s = self._credit_s, self._quantum_s
+        for caller in heads:
+            credit.setdefault(caller, 0.0)
+        rounds = min(ceil((head.seconds - credit[caller]) / quantum_s) for caller, head in heads.items())
+        if rounds > 1:
+            for caller in heads:
+                credit[caller] += (rounds - 1) * quantum_s
+        for caller in [caller for caller in credit if caller in heads] * 2:
+            if credit[caller] + _CENT_S >= heads[caller].seconds:
+                return heads[caller]
+            credit[caller] = credit.pop(caller) + quantum_s
+        raise AssertionError("a round gave nobody enough")
+
+    def charge(self, caller: str, seconds: float) -> None:
+        """The caller's head was served."""
+        if caller in self._credit_s:
+            self._credit_s[caller] -= seconds
+
+
+def _is_before(one: Waiting, other: Waiting) -> bool:
+    return (one.deadline_ms, one.since_ms, one.ticket) < (other.deadline_ms, other.since_ms, other.ticket)
+
+
+def kind_of(request: PlacementRequest) -> Hashable:
+    """What decides which rows are open to a request, sizes aside."""
+    hints = request.hints
+    return (
+        request.model,
+        request.dialect,
+        request.requires,
+        request.tried,
+        hints.request_class,
+        hints.match,
+        hints.locality,
+        hints.requires_node,
+        hints.refuses_node,
+        hints.requires_engine,
+        hints.refuses_engine,
+        hints.requires_label,
+        hints.refuses_label,
+        hints.requires_caps,
+        hints.ctx_least,
+        hints.params_least_m,
+        hints.bits_least,
+    )
