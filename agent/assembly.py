@@ -36,6 +36,7 @@ from agent.mesh.discovery import Discovery, own_addresses
 from agent.mesh.door import Door
 from agent.mesh.driver import Driver, Told
 from agent.mesh.shelf import MeshShelf
+from agent.node.dry_run import DryRuns
 from agent.node.gate import Gate
 from agent.node.learning import Learning, open_store
 from agent.node.listening import bind_all, shown
@@ -45,6 +46,7 @@ from agent.node.observing import EngineWaits, Observing
 from agent.node.own_work import own_work
 from agent.node.picture import NodePicture
 from agent.node.placing import Placing
+from agent.node.recalling import Recalling
 from agent.node.showing import Showing, placer_of
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.node.targets import NodeTargets
@@ -469,7 +471,8 @@ class Assembly:
                     faults=lambda: tuple(self.faults),
                     clock=self.clock,
                 ),
-                decisions=self.journal,
+                decisions=Recalling(self.placing, self.journal),
+                dry_runs=DryRuns(self.placing, new_rng()),
                 exposition=self.registry,
                 verbs=trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),
                 log=self.log,

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from agent.admin.documents import StatusDoc
+from agent.admin.questions import ExplainBody
+from router_core.placement.hints import HintFault
 from router_core.placement.record import DecisionRecord
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -42,6 +44,16 @@ class Decisions(Protocol):
         self, limit: int, *, action: str | None = None, reason: str | None = None, since_ms: int | None = None
     ) -> list[DecisionRecord]:
         """The newest first."""
+
+
+class DryRuns(Protocol):
+    """Decisions that nobody carries out."""
+
+    def explain(self, asked: ExplainBody) -> DecisionRecord | HintFault:
+        """What would be decided now. Reserves, keeps and counts nothing."""
+
+    def replay(self, record: DecisionRecord) -> DecisionRecord:
+        """The choice of ``record`` again, from its factors, by the policy in force. Raises ``NotReplayable``."""
 
 
 class Exposition(Protocol):

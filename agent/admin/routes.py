@@ -1,7 +1,7 @@
 """What each admin route answers. Knows paths, queries and documents; knows no sockets and no HTTP library.
 
-Reading changes nothing. Every answer that is not the metrics is JSON; a refusal is ``{"error": code}``, with
-a ``detail`` only where our own verb says more.
+Reading changes nothing, and neither does asking. Every answer that is not the metrics is JSON; a refusal is
+``{"error": code}``, with a ``detail`` only where our own verb says more and ``faults`` where a question has some.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,23 @@ import msgspec
 from msgspec import Struct
 
 from agent.admin.guard import Refusal
-from agent.admin.ports import Decisions, Exposition, Status, VerbRefused, Verbs
+from agent.admin.ports import Decisions, DryRuns, Exposition, Status, VerbRefused, Verbs
+from agent.admin.questions import ExplainBody, ReplayBody, read_body
 from agent.observe.capture import report_crash
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE
 from router_core import limits
+from router_core.placement.hints import HintFault
 from router_core.placement.reasons import Action, Reason
+from router_core.placement.record import DecisionRecord
+from router_core.placement.replay import NotReplayable
 
 JSON: Final = "application/json"
 DECISIONS_DEFAULT: Final = 50
 _DECISION: Final = "/v1/decisions/"
 _DO: Final = "/v1/do/"
+_READ: Final = frozenset({"/metrics", "/v1/status", "/v1/view", "/v1/decisions"})
+_ASKED: Final = frozenset({"/v1/explain", "/v1/replay"})
 _QUERY_FIELDS: Final = 8
 
 
@@ -56,17 +62,27 @@ class Routes:
     """The routes of one daemon. ``do`` is for the socket alone; whoever wires this sees to it."""
 
     def __init__(
-        self, *, status: Status, decisions: Decisions, exposition: Exposition, verbs: Verbs, log: Log
+        self,
+        *,
+        status: Status,
+        decisions: Decisions,
+        dry_runs: DryRuns,
+        exposition: Exposition,
+        verbs: Verbs,
+        log: Log,
     ) -> None:
         self._status = status
+        self._dry_runs = dry_runs
         self._decisions = decisions
         self._exposition = exposition
         self._verbs = verbs
         self._log = log
 
-    def reads(self, path: str) -> bool:
-        """True if ``path`` can be read."""
-        return path in ("/metrics", "/v1/status", "/v1/view", "/v1/decisions") or path.startswith(_DECISION)
+    def methods(self, path: str) -> tuple[str, ...]:
+        """What ``path`` can be asked by, but for verbs; empty if there is no such route."""
+        if path in _ASKED:
+            return ("POST",)
+        return ("GET", "HEAD") if path in _READ or path.startswith(_DECISION) else ()
 
     async def get(self, path: str, query: str) -> Reply:
         match path:
@@ -83,6 +99,33 @@ class Routes:
                 return refused(Refusal.UNKNOWN) if record is None else _json(record)
             case _:
                 return refused(Refusal.UNKNOWN)
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """Answer a question, which changes nothing."""
+        return self._explain(body) if path == "/v1/explain" else await self._replay(body)
+
+    def _explain(self, body: bytes) -> Reply:
+        asked = read_body(body, ExplainBody)
+        if isinstance(asked, tuple):
+            return _faulty(Refusal.BODY.code, asked)
+        found = self._dry_runs.explain(asked)
+        if isinstance(found, HintFault):
+            return _faulty(Reason.HINT_MALFORMED.value, (f"{found.hint}: {found.detail}",))
+        return _json(found)
+
+    async def _replay(self, body: bytes) -> Reply:
+        asked = read_body(body, ReplayBody)
+        if isinstance(asked, tuple):
+            return _faulty(Refusal.BODY.code, asked)
+        record = await self._decisions.get(asked.id)
+        if record is None:
+            return refused(Refusal.UNKNOWN)
+        try:
+            again = self._dry_runs.replay(record)
+        except NotReplayable as fault:
+            return _json({"error": "not_replayable", "detail": str(fault)}, status=409)
+        same = _served(again) == _served(record)
+        return _json({"same": same, "was": record.chosen, "record": again})
 
     async def do(self, verb: str, body: bytes, uid: int) -> Reply:
         """Run ``verb`` for the local user ``uid`` with the JSON object in ``body`` (empty: no arguments)."""
@@ -123,6 +166,14 @@ class Routes:
             since_ms=asked.since,
         )
         return _json({"decisions": found})
+
+
+def _served(record: DecisionRecord) -> tuple[str, str] | None:
+    return None if record.winner is None else (record.winner.row, record.winner.model)
+
+
+def _faulty(code: str, faults: tuple[str, ...]) -> Reply:
+    return _json({"error": code, "faults": faults}, status=400)
 
 
 def _json(document: object, status: int = 200) -> Reply:

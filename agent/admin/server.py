@@ -1,4 +1,4 @@
-"""The two listeners of the admin API: loopback TCP, which only reads, and ``admin.sock``, which also acts.
+"""The two listeners of the admin API: loopback TCP, which reads and asks, and ``admin.sock``, which also acts.
 
 Order on TCP: target, Host, Origin, then route. Order on the socket: who is it, target, then route. A verb
 does not exist on TCP. Every answer carries the headers of ``guard.HEADERS``, errors of the HTTP parser
@@ -27,7 +27,6 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 BACKLOG: Final = 128
 STOP_S: Final = 1.0
 PREFLIGHT_AGE_S: Final = 600
-_READING: Final = ("GET", "HEAD")
 
 
 class AdminServer:
@@ -104,14 +103,10 @@ class AdminServer:
             return _response(refused(refusal))
         cors = {"Access-Control-Allow-Origin": origins[0], "Vary": "Origin"} if origins else {}
         path, _, query = asked.target.partition("?")
-        if not self._routes.reads(path):
-            return _response(refused(Refusal.UNKNOWN), cors)
-        if request.method == "OPTIONS" and origins:
-            allowed = {"Access-Control-Allow-Methods": "GET", "Access-Control-Max-Age": str(PREFLIGHT_AGE_S)}
-            return _response(Reply(status=204, body=b""), cors | allowed)
-        if request.method not in _READING:
-            return _response(refused(Refusal.METHOD, Allow="GET, HEAD"), cors)
-        return _response(await self._routes.get(path, query), cors)
+        methods = self._routes.methods(path)
+        if request.method == "OPTIONS" and origins and methods:
+            return _response(Reply(status=204, body=b"", headers=_preflight(methods[0])), cors)
+        return _response(await self._answer(request, methods, path, query), cors)
 
     async def _answer_socket(self, request: web.BaseRequest) -> web.StreamResponse:
         peer = self._read_peer(request.get_extra_info("socket"))
@@ -128,11 +123,19 @@ class AdminServer:
             if isinstance(body, Refusal):
                 return _response(refused(body))
             return _response(await self._routes.do(verb, body, peer.uid))
-        if not self._routes.reads(path):
-            return _response(refused(Refusal.UNKNOWN))
-        if request.method not in _READING:
-            return _response(refused(Refusal.METHOD, Allow="GET, HEAD"))
-        return _response(await self._routes.get(path, query))
+        return _response(await self._answer(request, self._routes.methods(path), path, query))
+
+    async def _answer(
+        self, request: web.BaseRequest, methods: tuple[str, ...], path: str, query: str
+    ) -> Reply:
+        if not methods:
+            return refused(Refusal.UNKNOWN)
+        if request.method not in methods:
+            return refused(Refusal.METHOD, Allow=", ".join(methods))
+        if request.method != "POST":
+            return await self._routes.get(path, query)
+        body = await _json_body(request)
+        return refused(body) if isinstance(body, Refusal) else await self._routes.post(path, body)
 
 
 class _Server(web.Server):
@@ -169,6 +172,15 @@ class _Connection(RequestHandler):
         response = _response(Reply(status=status, body=code))
         response.force_close()
         return response
+
+
+def _preflight(method: str) -> dict[str, str]:
+    asked = {"Access-Control-Allow-Headers": "Content-Type"} if method == "POST" else {}
+    return {
+        "Access-Control-Allow-Methods": method,
+        "Access-Control-Max-Age": str(PREFLIGHT_AGE_S),
+        **asked,
+    }
 
 
 def _target(request: web.BaseRequest) -> str:

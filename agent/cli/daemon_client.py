@@ -59,6 +59,10 @@ class DaemonClient:
         """A document as ``kind``; unknown fields of a newer daemon are ignored."""
         return msgspec.json.decode(self.read(path), type=kind)
 
+    def ask(self, path: str, question: object, kind: type[T]) -> T:
+        """The answer to a question, as ``kind``."""
+        return msgspec.json.decode(self._ask("POST", path, msgspec.json.encode(question)), type=kind)
+
     def do(self, verb: str, **arguments: object) -> dict[str, Any]:
         """Have ``verb`` done; its answer."""
         body = msgspec.json.encode(arguments)
@@ -84,6 +88,7 @@ class DaemonClient:
 class _Said(msgspec.Struct):
     error: str = "refused"
     detail: str = ""
+    faults: tuple[str, ...] = ()
 
 
 def _refusal(status: int, answer: bytes) -> Refused:
@@ -91,7 +96,7 @@ def _refusal(status: int, answer: bytes) -> Refused:
         said = msgspec.json.decode(answer, type=_Said)
     except msgspec.DecodeError:
         said = _Said()
-    return Refused(status, said.error, said.detail)
+    return Refused(status, said.error, said.detail or "; ".join(said.faults))
 
 
 def _advice(path: Path, exc: Exception) -> str:

@@ -9,8 +9,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.cli.columns import columns, count, printable, seconds
-from router_core.placement.reasons import Action, HintOutcome, Reason
-from router_core.placement.record import Alternative, Candidate, DecisionRecord, Ending, Estimate, Excluded
+from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
+from router_core.placement.record import (
+    Alternative,
+    Candidate,
+    DecisionRecord,
+    Ending,
+    Estimate,
+    Excluded,
+    Factors,
+)
 from router_core.placement.request import HintNote
 
 EXCLUSIONS: Final = {
@@ -69,23 +77,64 @@ HINTS: Final = {
     HintOutcome.IGNORED_MALFORMED: "ignored: could not be understood",
     HintOutcome.CLAMPED: "taken, down to what is allowed",
 }
+AUTHORITY: Final = {
+    AuthorityOutcome.USED: "its answer counted",
+    AuthorityOutcome.CACHED: "an answer it gave before counted",
+    AuthorityOutcome.TIMEOUT: "no answer in time",
+    AuthorityOutcome.ERROR: "not reached, or it refused",
+    AuthorityOutcome.INVALID: "its answer was not a valid one",
+    AuthorityOutcome.BREAKER_OPEN: "not asked: it failed lately",
+    AuthorityOutcome.EMPTY_INTERSECTION: "it named nobody who could serve",
+}
+FACTORS: Final = Factors.__struct_fields__
+SHOWN_WEIGHED: Final = 16
 SHOWN_EXCLUDED: Final = 16
 AS_PREDICTED: Final = 0.05
 
 
 def explain(record: DecisionRecord) -> str:
     """``record`` as text that ends with a newline."""
-    blocks = [
-        [f"decision {record.id} for request {record.request_id}", _asked(record)],
+    return _text([_head(record, "decision"), *_body(record), list(_attempts(record)), list(_ended(record))])
+
+
+def explain_dry(record: DecisionRecord) -> str:
+    """What would have been decided: nothing was sent, so nothing came of it."""
+    return _text([_head(record, "dry run"), *_body(record)])
+
+
+def explain_again(before: DecisionRecord, record: DecisionRecord) -> str:
+    """``before`` as ``record`` has it, which is the same decision replayed."""
+    if _outcome(record) == _outcome(before):
+        came = f"to the same: {_outcome(record)}"
+    else:
+        came = f"to something else: {_outcome(record)} instead of {_outcome(before)}"
+    head = [f"replay of decision {record.id}, by the policy {record.policy}, comes {came}", _asked(record)]
+    return _text([head, *_body(record)])
+
+
+def _text(blocks: list[list[str]]) -> str:
+    lines = [line for block in blocks if block for line in ("", *block)][1:]
+    return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def _head(record: DecisionRecord, what: str) -> list[str]:
+    return [f"{what} {record.id} for request {record.request_id}", _asked(record)]
+
+
+def _outcome(record: DecisionRecord) -> str:
+    won = record.winner
+    return "a refusal" if won is None else f"{won.model} at {_called(record, won.row)}"
+
+
+def _body(record: DecisionRecord) -> list[list[str]]:
+    return [
         list(_chosen(record)),
+        list(_weighed(record)),
         list(_nearly(record)),
         list(_left_out(record)),
         [f"hint {_hint(note)}" for note in record.hints],
-        list(_attempts(record)),
-        list(_ended(record)),
+        list(_authority(record)),
     ]
-    lines = [line for block in blocks if block for line in ("", *block)][1:]
-    return "\n".join(printable(line) for line in lines) + "\n"
 
 
 def _asked(record: DecisionRecord) -> str:
@@ -114,7 +163,7 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
         yield f"refused ({record.reason.value}, status {record.reason.status}): {said}"
         return
     yield f"chosen: {_called(record, record.chosen)}, because {CHOICES.get(record.reason, record.reason.value)}"
-    chosen = _candidate(record, record.chosen)
+    chosen = record.winner
     if chosen is not None:
         if chosen.level:
             yield f"  as {chosen.model}: {STAND_INS[chosen.level]}"
@@ -134,6 +183,43 @@ def _estimate(est: Estimate) -> str:
     return f"{first}, all in {seconds(est.ect)}{speed}, give or take {est.sd:.0%}"
 
 
+def _weighed(record: DecisionRecord) -> Iterator[str]:
+    if len(record.candidates) < 2:
+        return
+    rows = sorted(record.candidates, key=lambda candidate: candidate.score)
+    mixed = len({row.model for row in rows}) > 1
+    which = "" if record.full else f"; the nearest of {record.view.rows} only"
+    yield f"weighed, least score first{which}:"
+    heads = ("", "", "score", *FACTORS, "adj", "wait", "load", "first token", "all in", "")
+    table = [heads, *(_weights(record, row, mixed=mixed) for row in rows[:SHOWN_WEIGHED])]
+    yield from columns(table, right=frozenset(range(2, len(heads) - 1)))
+    if len(rows) > SHOWN_WEIGHED:
+        yield f"  and {len(rows) - SHOWN_WEIGHED} more"
+
+
+def _weights(record: DecisionRecord, row: Candidate, *, mixed: bool) -> tuple[str, ...]:
+    est, chosen = row.est, row is record.winner
+    costs = (row.score, *(getattr(row.f, name) for name in FACTORS), row.adj)
+    times = (est.wait, est.load, est.ttft, est.ect)
+    state = [] if row.resident else ["cold"]
+    if row.out is not None and not chosen:
+        state.append(row.out.partition(":")[0])
+    return (
+        "*" if chosen else "",
+        f"{row.model} at {_called(record, row.row)}" if mixed else _called(record, row.row),
+        *(f"{cost:.3f}" for cost in costs),
+        *map(seconds, times),
+        ", ".join(state),
+    )
+
+
+def _authority(record: DecisionRecord) -> Iterator[str]:
+    note = record.authority
+    if note.outcome is not AuthorityOutcome.OFF:
+        said = f", saying: {note.reason}" if note.reason else ""
+        yield f"authority ({note.mode.value}): {AUTHORITY[note.outcome]}, after {note.ms} ms{said}"
+
+
 def _nearly(record: DecisionRecord) -> Iterator[str]:
     if not record.alternatives:
         if record.chosen is not None:
@@ -146,20 +232,15 @@ def _nearly(record: DecisionRecord) -> Iterator[str]:
 def _alternative(record: DecisionRecord, alternative: Alternative) -> tuple[str, str, str]:
     against = AGAINST.get(alternative.top_factor, alternative.top_factor)
     said = f"score {alternative.score:.3f}"
-    chosen = None if record.chosen is None else _candidate(record, record.chosen)
+    chosen = record.winner
     if chosen is not None:
         said += f" against {chosen.score:.3f}"
     row = next(
         (c for c in record.candidates if (c.row, c.score) == (alternative.row, alternative.score)), None
     )
-    if row is None:
-        return _called(record, alternative.row), said, against
-    detail = [against, f"first token in {seconds(row.est.ttft)}, all in {seconds(row.est.ect)}"]
-    if not row.resident:
-        detail.append("cold")
-    if row.out is not None:
-        detail.append(_out(record, row.out))
-    return _called(record, alternative.row), said, "; ".join(detail)
+    if row is not None and row.out is not None:
+        against += f"; {_out(record, row.out)}"
+    return _called(record, alternative.row), said, against
 
 
 def _out(record: DecisionRecord, out: str) -> str:
@@ -237,7 +318,7 @@ def _ended(record: DecisionRecord) -> Iterator[str]:
 
 def _errors(record: DecisionRecord, end: Ending) -> Iterator[str]:
     """Predicted against actual; an error is ln(actual / predicted)."""
-    chosen = None if record.chosen is None else _candidate(record, record.chosen)
+    chosen = record.winner
     if chosen is None:
         return
     for name, predicted, error in (
@@ -260,7 +341,3 @@ def _off_by(error: float) -> str:
 
 def _called(record: DecisionRecord, row: str) -> str:
     return record.names.get(row, row)
-
-
-def _candidate(record: DecisionRecord, row: str) -> Candidate | None:
-    return next((candidate for candidate in record.candidates if candidate.row == row), None)

@@ -76,9 +76,15 @@ class Placing:
         hints = parse_hints(asked.headers, asked.facts.hints, session_headers=self.policy.session_headers)
         if isinstance(hints, HintFault):
             return Choosing(self, asked, None)
-        session = session_key(hints.session, self._secret) if hints.session is not None else None
-        pin = self._sessions.find(session, asked.accepted_ms) if session is not None else None
+        session, pin = self.session_of(hints, asked.accepted_ms)
         return Choosing(self, asked, _request_of(asked, hints, session, pin))
+
+    def session_of(self, hints: Hints, now: int) -> tuple[bytes | None, Pin | None]:
+        """The key of the session that a client names, and where it was last served."""
+        if hints.session is None:
+            return None, None
+        key = session_key(hints.session, self._secret)
+        return key, self._sessions.find(key, now)
 
     def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
         """A request was routed by ``decision_id`` (after decision ``before``): its record waits for the ending."""

@@ -191,6 +191,11 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
     authority: AuthorityNote = NO_AUTHORITY
     v: int = VERSION
 
+    @property
+    def winner(self) -> Candidate | None:
+        """The candidate that was chosen, which comes first."""
+        return self.candidates[0] if self.chosen is not None and self.candidates else None
+
 
 class Choice(Struct, frozen=True, gc=False, kw_only=True):
     """The row that serves: where it is, how it is called there, and what is expected of it.

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from aiohttp import ClientSession, TCPConnector, UnixConnector
@@ -11,16 +12,19 @@ from agent.admin.ports import VerbRefused, Verbs
 from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
 from agent.effects.clock import SystemClock
+from agent.node.dry_run import DryRuns
 from agent.observe.journal import Journal
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Registry
 from tests.agent.admin.documents import status
+from tests.agent.node.rig import World, an_endpoint
 
 CANARY = "CANARY7x1m2k9qp4z8w6r3t5y0abcd"
 
 
 class Daemon:
-    """An admin server with a real journal, registry and verbs that remember what they were told."""
+    """An admin server with a real journal, registry and two nodes to place on, and verbs that remember what they were
+    told."""
 
     def __init__(self, folder: Path, *, verbs: Verbs | None = None, **options: Any) -> None:
         self.lines: list[str] = []
@@ -32,9 +36,14 @@ class Daemon:
         self.path = folder / "admin.sock"
         self.port = 0
         self.document = status()
+        self.world = World()
+        self.world.own(an_endpoint())
+        self.world.peer("beta", an_endpoint())
+        self.dry_runs = DryRuns(self.world.placing, Random(3))
         self.routes = Routes(
             status=self,
             decisions=self.journal,
+            dry_runs=self.dry_runs,
             exposition=self.registry,
             verbs=verbs or {"trust-list": self.listed, "trust-add": self.refuse, "trust-remove": self.crash},
             log=self.log,
@@ -67,8 +76,10 @@ class Daemon:
         await self.server.aclose()
         await self.journal.aclose()
 
-    async def tcp(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        return await self._ask(TCPConnector(), f"http://127.0.0.1:{self.port}{path}", method, None, headers)
+    async def tcp(
+        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        return await self._ask(TCPConnector(), f"http://127.0.0.1:{self.port}{path}", method, body, headers)
 
     async def sock(
         self, path: str, method: str = "GET", body: bytes | None = None, **headers: str

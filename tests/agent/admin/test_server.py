@@ -70,7 +70,8 @@ async def test_decisions_are_filtered_and_bad_queries_refused(daemon: Daemon) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1/do/trust-list", "/v1/explain", "/v1/replay", "/nothing", "/metrics/", "/v1/status/x"]
+    "path",
+    ["/", "/v1/do/trust-list", "/v1/explain/", "/v1/replay/x", "/nothing", "/metrics/", "/v1/status/x"],
 )
 async def test_what_does_not_exist_on_tcp_is_404(daemon: Daemon, path: str) -> None:
     for method in ("GET", "POST", "OPTIONS", "PUT"):

@@ -5,12 +5,23 @@ from textwrap import dedent
 import pytest
 from msgspec.structs import replace
 
-from agent.cli.explanation import AGAINST, CHOICES, EXCLUSIONS, HINTS, REFUSALS, explain
+from agent.cli.explanation import (
+    AGAINST,
+    AUTHORITY,
+    CHOICES,
+    EXCLUSIONS,
+    HINTS,
+    REFUSALS,
+    explain,
+    explain_again,
+    explain_dry,
+)
 from router_core.placement.reasons import EXCLUSIONS as FILTERS
-from router_core.placement.reasons import Action, HintOutcome, Reason
+from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
 from router_core.placement.record import (
     Alternative,
     Attempt,
+    AuthorityNote,
     DecisionRecord,
     Ending,
     Excluded,
@@ -18,6 +29,7 @@ from router_core.placement.record import (
     ViewFacts,
 )
 from router_core.placement.request import HintNote
+from router_core.policy.authority import AuthorityMode
 from tests.agent.observe.records import candidate, record
 
 
@@ -37,9 +49,15 @@ def test_a_served_request_in_full() -> None:
           expected: first token in 0.31 s (prompt 0.30 s, network 10 ms), all in 3.1 s, 91 tokens/s, give or take 30%
           judged on a picture 0.40 s old
 
+        weighed, least score first:
+                          score    slo  memory  switch  pressure  speed    adj   wait   load  first token  all in
+        *  @atlas/ollama  0.030  0.030   0.000   0.000     0.100  0.100  0.000    0 s    0 s       0.31 s   3.1 s
+           @borg/vllm     0.240  0.240   0.000   0.000     0.100  0.100  0.000  1.6 s    0 s        2.0 s   4.8 s
+           @tiny/ollama   0.640  0.640   0.000   0.000     0.100  0.100  0.000    0 s  8.0 s        8.3 s  11.1 s  cold, veto
+
         nearly chosen:
-          @borg/vllm    score 0.240 against 0.030  slower or less certain to answer in time; first token in 2.0 s, all in 4.8 s
-          @tiny/ollama  score 0.640 against 0.030  tight on memory; first token in 8.3 s, all in 11.1 s; cold; set aside: one factor is as bad as can be
+          @borg/vllm    score 0.240 against 0.030  slower or less certain to answer in time
+          @tiny/ollama  score 0.640 against 0.030  tight on memory; set aside: one factor is as bad as can be
 
         left out: 2 rows
           @laptop/ollama  is under pressure (activity)
@@ -141,9 +159,41 @@ def test_a_dominated_row_names_the_better_one() -> None:
     text = told(
         candidates=rows, chosen="@a/x", alternatives=(Alternative(row="@b/x", score=0.2, top_factor="speed"),)
     )
-    assert (
-        "slower overall; first token in 0.31 s, all in 3.1 s; @a/x is at least as good in everything\n"
-        in text
+    assert "slower overall; @a/x is at least as good in everything\n" in text
+
+
+def test_a_long_record_shows_the_best_candidates_and_counts_the_rest() -> None:
+    rows = [candidate(f"@n{number:02}/x", number / 100) for number in range(30)]
+    text = told(candidates=(rows.pop(3), *rows), chosen="@n03/x", alternatives=())
+    assert "*  @n03/x" in text
+    assert "@n15/x" in text
+    assert "@n16/x" not in text
+    assert "  and 14 more\n" in text
+    assert "weighed, least score first; the nearest of 5 only:\n" in told(full=False)
+
+
+def test_what_was_asked_of_an_authority_is_told() -> None:
+    note = AuthorityNote(
+        mode=AuthorityMode.ADVISORY, outcome=AuthorityOutcome.USED, ms=12, reason="quota", first="@borg/vllm"
+    )
+    assert "authority (advisory): its answer counted, after 12 ms, saying: quota\n" in told(authority=note)
+    assert "authority" not in told()
+
+
+def test_a_dry_run_says_nothing_of_what_came_of_it() -> None:
+    text = explain_dry(replace(record(), outcome=None, attempts=()))
+    assert text.startswith("dry run AAAA")
+    assert "outcome" not in text
+
+
+def test_a_replay_says_whether_it_comes_to_the_same() -> None:
+    before = record()
+    assert "comes to the same: llama3.2:3b at @atlas/ollama\n" in explain_again(before, before)
+    borg, *rest = before.candidates[1], before.candidates[0]
+    other = replace(before, chosen="@borg/vllm", candidates=(borg, *rest), policy="latency")
+    head = explain_again(before, other).splitlines()[0]
+    assert head.endswith(
+        "comes to something else: llama3.2:3b at @borg/vllm instead of llama3.2:3b at @atlas/ollama"
     )
 
 
@@ -158,5 +208,6 @@ def test_names_of_others_cannot_repaint_the_screen() -> None:
 def test_every_code_has_words() -> None:
     assert set(EXCLUSIONS) == set(FILTERS)
     assert set(HINTS) == set(HintOutcome)
+    assert {*AUTHORITY, AuthorityOutcome.OFF} == set(AuthorityOutcome)
     assert set(EXCLUSIONS) | set(CHOICES) | set(REFUSALS) == set(Reason)
     assert {*Factors.__struct_fields__, "adj", "draw"} == set(AGAINST)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from agent.admin.questions import ExplainBody
 from agent.admin.trust_verbs import trust_verbs
 from agent.cli import VERBS, main, run
 from agent.cli.run import flags_of
 from agent.identity.membership import Membership
+from router_core.placement.record import DecisionRecord
 from tests.agent.admin.daemon import Daemon
 from tests.agent.admin.membership import membership
 from tests.agent.observe.records import record
@@ -81,6 +84,65 @@ async def test_explain_finds_the_newest_or_the_named_decision(pairmesh: Host, da
             1,
             "pairmesh: no such decision here: it may be another node's, or too old\n",
         ), wrong
+
+
+async def test_explain_tells_where_a_request_would_go(pairmesh: Host, daemon: Daemon) -> None:
+    words = ("explain", "--model", "tiny", "--prompt-tokens", "700", "--class", "batch", "--no-stream")
+    hint = ("--header", "X-Pairmesh-Prefer: @beta", "--header", "x-pairmesh-prefer: @nobody")
+    code, out, err = await pairmesh(*words, *hint, "--requires", "tools", "--requires", "vision")
+    assert (code, err) == (0, "")
+    assert out.startswith("dry run ")
+    assert "asked for tiny (chat, batch, in one piece): about 700 prompt tokens" in out
+    assert "hint prefer: ignored: nothing of that name is known\n" in out
+    told = json.loads((await pairmesh(*words, "--json"))[1])
+    assert (told["req"]["prompt_tokens"], told["req"]["request_class"], told["outcome"]) == (
+        700,
+        "batch",
+        None,
+    )
+    assert (await pairmesh("explain"))[2] == "pairmesh: no decision yet\n"
+
+
+async def test_every_fault_of_a_supposed_request_is_told(pairmesh: Host, daemon: Daemon) -> None:
+    code, _, err = await pairmesh("explain", "--model", "tiny", "--images", "-1", "--class", "royal")
+    assert code == 1
+    assert "images: takes a whole number from 0 to 1,000" in err
+    assert "class: takes one of interactive batch background" in err
+
+
+async def test_explain_replays_a_stored_decision(pairmesh: Host, daemon: Daemon) -> None:
+    supposed = daemon.dry_runs.explain(ExplainBody(model="tiny"))
+    assert isinstance(supposed, DecisionRecord)
+    daemon.journal.put(supposed)
+    for words in (("explain", "--replay"), ("explain", supposed.id, "--replay")):
+        code, out, _ = await pairmesh(*words)
+        assert code == 0
+        assert out.startswith(
+            f"replay of decision {supposed.id}, by the policy balanced, comes to the same: tiny at @"
+        )
+    told = json.loads((await pairmesh("explain", supposed.id, "--replay", "--json"))[1])
+    assert (told["same"], told["record"]["chosen"]) == (True, supposed.chosen)
+    daemon.journal.put(replace(supposed, full=False))
+    code, _, err = await pairmesh("explain", supposed.id, "--replay")
+    assert (code, err) == (
+        1,
+        "pairmesh: refused: the record tells only the rows nearest to the chosen one (not_replayable)\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--class", "batch"),
+        ("someid", "--model", "tiny"),
+        ("--model", "tiny", "--replay"),
+        ("--model", "tiny", "--header", "no colon"),
+        ("--model", "tiny", "--header", ": no name"),
+    ],
+)
+async def test_what_explain_cannot_mean_is_wrong_usage(pairmesh: Host, words: tuple[str, ...]) -> None:
+    code, _, err = await pairmesh("explain", *words)
+    assert (code, err.startswith("pairmesh explain: ")) == (2, True)
 
 
 @pytest.mark.parametrize("verb", [["status"], ["explain"], ["trust", "list"], ["trust", "export"]])
