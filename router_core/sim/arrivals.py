@@ -15,6 +15,9 @@ QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95, 0.99)
 _LEAST_GAP_S = 1e-4
 _CLIENTS_PER_MODEL = 4
 
+TALK_BLOCK = 1
+"""Which block tells conversations apart: the one before it holds what all of them start with."""
+
 
 class Arrival(Struct, frozen=True, gc=False, kw_only=True):
     """One request of a client of router ``router``. ``blocks`` identify its prompt prefix, 512 tokens each."""
@@ -212,10 +215,12 @@ def bursty_clients(rng: Random, count: int = 24) -> list[Client]:
 def _arrival(
     at_s: float, length: Length, routers: Sequence[float], models: dict[str, float], rng: Random
 ) -> Arrival:
+    """A conversation stays with its client's router and its model."""
+    chance = Random(length.blocks[TALK_BLOCK]) if len(length.blocks) > TALK_BLOCK else rng
     return Arrival(
         at_ms=round(1000.0 * at_s),
-        router=rng.choices(range(len(routers)), weights=routers)[0],
-        model=rng.choices(list(models), weights=list(models.values()))[0],
+        router=chance.choices(range(len(routers)), weights=routers)[0],
+        model=chance.choices(list(models), weights=list(models.values()))[0],
         prompt=length.prompt,
         output=length.output,
         blocks=length.blocks,

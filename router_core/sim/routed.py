@@ -25,13 +25,13 @@ from router_core.placement.request import Pin, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.outcome import Result
 from router_core.record.state import Capability, Dialect
+from router_core.sim.arrivals import TALK_BLOCK
 from router_core.sim.attempt import Attempt, learn
 from router_core.sim.engine import Job
 from router_core.sim.fleet_node import ENDPOINT
 from router_core.sim.fleet_world import Ask, FleetWorld
 
 _RETRIED = frozenset({429, 503})
-_SESSION_BLOCK = 1
 
 
 class Decider(Protocol):
@@ -77,9 +77,7 @@ class _Flight:
         self._attempt: Attempt | None = None
         arrival = ask.arrival
         self._session = (
-            arrival.blocks[_SESSION_BLOCK].to_bytes(8, "big")
-            if len(arrival.blocks) > _SESSION_BLOCK
-            else None
+            arrival.blocks[TALK_BLOCK].to_bytes(8, "big") if len(arrival.blocks) > TALK_BLOCK else None
         )
         pin = self._router.sessions.find(self._session, world.now) if self._session is not None else None
         self._request = PlacementRequest(

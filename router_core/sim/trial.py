@@ -9,9 +9,13 @@ from random import Random
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision
+from router_core.placement.fleet import Fleet
+from router_core.placement.request import PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.sim import arrivals as come
 from router_core.sim.arrivals import Arrival, Client, Length
@@ -93,8 +97,15 @@ def _rule(make: Callable[[], Rule]) -> Callable[[FleetWorld, Random], Dispatch]:
     return lambda world, _rng: Routed(world, [make() for _ in world.nodes])
 
 
+def _without_affinity(
+    request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int, rng: Random
+) -> Decision:
+    return decide(replace(request, pin=None), fleet, policy, now, rng)
+
+
 POLICIES: dict[str, Callable[[FleetWorld, Random], Dispatch]] = {
     "balanced": lambda world, _rng: Routed(world, [decide for _ in world.nodes]),
+    "no-affinity": lambda world, _rng: Routed(world, [_without_affinity for _ in world.nodes]),
     "pair-1.0": lambda world, rng: PairDispatch(world, rng),
     "pair-1.0-choice": lambda world, rng: PairChoice(world, rng),
     "least-count": _rule(lambda: Rule(least_count)),
