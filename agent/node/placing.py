@@ -6,17 +6,18 @@ counts and sizes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from agent.authority import Authority
 from agent.effects.clock import Clock
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned
 from router_core.exchange.events import Result
-from router_core.placement.decide import decide
+from router_core.placement.decide import decide, new_id
 from router_core.placement.decision import Decision, record_of
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
@@ -26,6 +27,7 @@ from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
 from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
 from router_core.placement.sessions import Sessions, session_key
+from router_core.placement.survey import Survey, survey
 from router_core.policy.placement import Match, PlacementPolicy
 from router_core.record.state import Capability
 
@@ -58,6 +60,7 @@ class Placing:
         clock: Clock,
         journal: Keeping,
         metrics: DecisionMetrics,
+        authority: Authority | None = None,
     ) -> None:
         self.fleet = fleet
         self.policy = policy
@@ -65,6 +68,7 @@ class Placing:
         self.rng = rng
         self.clock = clock
         self.metrics = metrics
+        self.authority = authority
         self._sessions = sessions
         self._secret = session_secret
         self._journal = journal
@@ -152,6 +156,25 @@ class Choosing:
         if deadline_ms is None:
             deadline_ms = targets_of(request.hints.request_class, self._placing.policy).deadline_ms
         return request.arrival_ms + deadline_ms
+
+    def consult(self) -> Coroutine[None, None, None] | None:
+        """Have the authority's answer before the first decision; once, whatever becomes of the request."""
+        placing, request = self._placing, self.request
+        authority = placing.authority
+        if authority is None or request is None:
+            return None
+        seen = survey(request, placing.fleet(), placing.policy, placing.clock.boot_ms())
+        decision_id = new_id(placing.rng)
+        counsel = authority.at_hand(request, seen, decision_id)
+        if counsel is None:
+            return self._ask(authority, request, seen, decision_id)
+        self.request = replace(request, advice=counsel)
+        return None
+
+    async def _ask(
+        self, authority: Authority, request: PlacementRequest, seen: Survey, decision_id: str
+    ) -> None:
+        self.request = replace(request, advice=await authority.ask(request, seen, decision_id))
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int

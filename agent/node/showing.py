@@ -52,6 +52,9 @@ class Question:
         self._id = f"{showing.rng.getrandbits(_ID_BITS):020x}"
         self.until_ms: int | None = asked.accepted_ms + ANSWER_MS
 
+    def consult(self) -> None:
+        """Nobody else is asked."""
+
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned:

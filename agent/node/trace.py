@@ -7,7 +7,7 @@ written ends the tracing, never the daemon.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 
 from agent.effects.clock import Clock
@@ -119,6 +119,9 @@ class _TracedChoosing:
     @property
     def until_ms(self) -> int | None:
         return self._inner.until_ms
+
+    def consult(self) -> Coroutine[None, None, None] | None:
+        return self._inner.consult()
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int

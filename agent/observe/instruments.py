@@ -12,6 +12,7 @@ from agent.observe.log import Log
 from agent.observe.metrics import Counter, Family, Histogram
 from router_core.placement.decision import Decision
 from router_core.placement.record import DecisionRecord
+from router_core.policy.authority import AuthorityMode
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _LN_ERROR: Final = (-2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -28,6 +29,9 @@ class DecisionMetrics:
         self._excluded = Counter("pairmesh_excluded_total", "Rows left out of a choice.", ("code",))
         self._hints = Counter("pairmesh_hints_total", "Hints and what became of them.", ("hint", "outcome"))
         self._degraded = Counter("pairmesh_degraded_total", "Choices from what was left.", ("kind",))
+        self._authority = Counter(
+            "pairmesh_authority_total", "Decisions by what came of asking the authority.", ("outcome",)
+        )
         self._errors = Histogram(
             "pairmesh_prediction_error_ln", "ln(actual / predicted).", ("kind",), bounds=_LN_ERROR
         )
@@ -44,6 +48,8 @@ class DecisionMetrics:
             self._hints.inc(note.hint, note.outcome.value)
         for kind in decision.degraded:
             self._degraded.inc(kind)
+        if decision.authority.mode is not AuthorityMode.OFF:
+            self._authority.inc(decision.authority.outcome.value)
 
     def ended(self, record: DecisionRecord) -> None:
         for attempt in record.attempts:
@@ -69,6 +75,7 @@ class DecisionMetrics:
                 self._excluded,
                 self._hints,
                 self._degraded,
+                self._authority,
                 self._errors,
                 self._attempts,
                 self._refusals,

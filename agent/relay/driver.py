@@ -7,7 +7,7 @@ framing (the connections do that), dialects (a ``Voice`` tells errors) and how a
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
@@ -62,6 +62,7 @@ class Courier:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+        self._consulting: asyncio.Task[Any] | None = None
         self._dialling: asyncio.Task[Any] | None = None
         self._upstream: UpstreamConnection | None = None
         self._attempt: Attempt | None = None
@@ -76,8 +77,21 @@ class Courier:
     def start(self) -> "Courier":
         """Begin; returns itself."""
         self._w.in_hand.add(self)
-        self._step(ev.BodyParsed())
+        counsel = self._choosing.consult()
+        if counsel is None:
+            self._step(ev.BodyParsed())
+        else:
+            self._consulting = self._w.tasks.spawn(self._consult(counsel), "consult")
         return self
+
+    async def _consult(self, counsel: Coroutine[None, None, None]) -> None:
+        """Whatever comes of it, the request goes on."""
+        try:
+            await counsel
+        except Exception as exc:
+            self._w.observer.failed("consult", exc)
+        self._consulting = None
+        self._step(ev.BodyParsed())
 
     # --- what the client does --------------------------------------------------------------------------------
 
@@ -391,6 +405,8 @@ class Courier:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._consulting is not None:
+            self._consulting.cancel()
         self._release_body()
         self._w.in_hand.discard(self)
         if self._machine.state is State.CANCELLED and self._code is None:

@@ -83,6 +83,9 @@ class OneTarget:
         self._at = at
         self.until_ms: int | None = now + call.route.left_ms
 
+    def consult(self) -> None:
+        """It was chosen elsewhere."""
+
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned:

@@ -5,7 +5,7 @@ Refuses to know: mesh links, the view's folding, engines' polling, where files l
 """
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
 from typing import Protocol
 
@@ -99,6 +99,9 @@ class Choosing(Protocol):
     @property
     def until_ms(self) -> int | None:
         """Boot time after which the request is not dispatched any more; None if it knows no deadline."""
+
+    def consult(self) -> Coroutine[None, None, None] | None:
+        """What is to be waited for before the first decision, bounded in time; None to decide at once."""
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int

@@ -59,7 +59,8 @@ class AskedRow(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Question(Struct, frozen=True, gc=False, kw_only=True, rename={"request_class": "class"}):
-    """What the authority is asked; encodes to JSON as it is. ``candidates`` come best first."""
+    """What the authority is asked; encodes to JSON as it is. ``candidates`` come best first.
+    ``model`` is empty if nobody offers what was asked for: then it would be any text a client sent."""
 
     decision_id: str
     budget_ms: int

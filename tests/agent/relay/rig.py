@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -94,6 +94,7 @@ class Fleet:
     until_ms: int | None = None
     turned: Turned | None = None
     break_at: str = ""
+    consult: Callable[[], Coroutine[None, None, None]] | None = None
     open_seqs: set[int] = field(default_factory=set)
     decisions: int = 0
     asked: list[Asked] = field(default_factory=list)
@@ -131,6 +132,9 @@ class Chooser:
         self._fleet = fleet
         self._asked = asked
         self.until_ms = fleet.until_ms
+
+    def consult(self) -> Coroutine[None, None, None] | None:
+        return None if self._fleet.consult is None else self._fleet.consult()
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int

@@ -1,5 +1,6 @@
 """An authority ranks what may serve anyway; it adds no row, excuses none, and is told nothing of what was said."""
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -375,6 +376,15 @@ def test_only_rows_in_the_running_are_asked_about_best_first(found, request):
     assert [running[row.id] for row in question.candidates] == sorted(running.values())
     for size in (question.size.prompt_tokens_le, question.size.output_tokens_le):
         assert size & (size - 1) == 0
+
+
+def test_a_name_that_nobody_offers_is_not_passed_on():
+    policy = dataclasses.replace(POLICY, match_any_pool=("tiny",))
+    request = a_request(model="canary", hints=parsed_hints(match="any"))
+    seen = survey(request, a_fleet(a_row("a"), a_row("b")), policy, NOW)
+    question = question_of(request, seen, "d1", 50)
+    assert (question.model, question.match) == ("", "any")
+    assert [(row.model, row.level) for row in question.candidates] == [("tiny", 3), ("tiny", 3)]
 
 
 def test_at_most_64_rows_are_asked_about():
