@@ -16,6 +16,7 @@ from agent import __version__
 from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
 from agent.admin.trust_verbs import trust_verbs
+from agent.authority import Authority
 from agent.board import Board
 from agent.effects.clock import Clock
 from agent.effects.entropy import new_rng, random_bytes, random_u32
@@ -89,6 +90,7 @@ from router_core.placement.fleet import Live
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint as PlacedAt
 from router_core.placement.sessions import Sessions
+from router_core.policy.authority import AuthorityMode
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
@@ -249,7 +251,15 @@ class Assembly:
             clock=clock,
             journal=self.journal,
             metrics=self.decisions,
+            authority=self._authority(),
         )
+
+    def _authority(self) -> Authority | None:
+        policy = self.policy.authority
+        if policy.mode is AuthorityMode.OFF:
+            return None
+        token = self._credential(policy.credential) if policy.credential is not None else None
+        return Authority(policy, token=token, clock=self.clock, log=self.log)
 
     def _build_mesh(self, shelf: MeshShelf) -> None:
         mesh, own, membership = self.settings.mesh, self.own, self.membership
@@ -532,7 +542,7 @@ class Assembly:
                 return file.read(SECRET_MOST).decode("ascii").strip()
         except (OSError, UnicodeDecodeError):
             raise RefuseToStart(
-                "credential_unreadable", f"{path} cannot be read: an endpoint names it as its credential"
+                "credential_unreadable", f"{path} cannot be read: it is named as a credential"
             ) from None
 
     def shown_addresses(self) -> dict[str, str]:
