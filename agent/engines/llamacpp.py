@@ -23,6 +23,7 @@ from agent.engines.contract import (
 from agent.engines.exposition import Counters, Moved, moved, read_values
 from agent.engines.names import name_of_path
 from agent.engines.quants import quant_of
+from agent.engines.weights import WeightFiles, absolute_path
 from agent.settings.manifest import Caps, Manifest
 from router_core.record.state import Capability
 
@@ -94,6 +95,7 @@ class LlamaSingle:
         self._client = client
         self._metrics = identity.metrics
         self._process = LlamaProcess()
+        self._files = WeightFiles(on_this_host=not manifest.remote_host)
         self._id: str | None = None
 
     @property
@@ -111,7 +113,8 @@ class LlamaSingle:
         if not owned:
             raise EngineMisspoke("shape", "no model in the list")
         self._id = owned[0].native_id
-        return owned
+        file = absolute_path(shape.text(props, "model_path"))
+        return tuple(await self._files.add_facts(owned, {self._id: file}))
 
     async def observe(self, now_ms: int, period_ms: int) -> Observation:
         props = await self._client.get_json("/props")

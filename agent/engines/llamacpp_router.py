@@ -4,7 +4,6 @@ Every question about one model carries ``autoload=false``, or asking would load 
 pushed on ``/models/sse``; while that stream is open, the list is read on the slow tier only.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import pairwise
@@ -27,7 +26,7 @@ from agent.engines.contract import (
 )
 from agent.engines.exposition import Moved
 from agent.engines.llamacpp import LlamaProcess, engine_load, kv_used, owned_model
-from agent.engines.weights import file_bytes, weight_file
+from agent.engines.weights import WeightFiles, weight_file
 from agent.settings.manifest import Caps, Manifest
 from router_core import limits
 from router_core.record.state import Capability
@@ -78,7 +77,7 @@ class LlamaRouter:
         self._known: dict[str, OwnedModel] = {}
         self._subscribed = False
         self._events = 0
-        self._remote = manifest.remote_host
+        self._files = WeightFiles(on_this_host=not manifest.remote_host)
 
     @property
     def instance(self) -> str | None:
@@ -91,9 +90,10 @@ class LlamaRouter:
     async def inventory(self) -> tuple[OwnedModel, ...]:
         items = await self._list(SLOW_S)
         told = [_filled(model := self._owned(item), self._known.get(model.native_id)) for item in items]
-        if not self._remote and any(model.size_bytes is None for model in told):
-            told = await asyncio.to_thread(_weighed, told, items)
-        owned = tuple(told)
+        files = {
+            shape.text(item, "id") or "": weight_file(shape.texts(item, "status", "args")) for item in items
+        }
+        owned = tuple(await self._files.add_facts(told, files))
         self._known = {model.native_id: model for model in owned}
         return owned
 
@@ -222,18 +222,6 @@ def _filled(model: OwnedModel, before: OwnedModel | None) -> OwnedModel:
         quant=model.quant or before.quant,
         caps=before.caps.overruled_by(model.caps),
     )
-
-
-def _weighed(models: list[OwnedModel], items: list[dict[str, Any]]) -> list[OwnedModel]:
-    """``models`` with the sizes of the files that the engine names for those whose weights it is silent on. Runs in
-    a thread."""
-    files = {shape.text(item, "id"): weight_file(shape.texts(item, "status", "args")) for item in items}
-    return [
-        replace(model, size_bytes=file_bytes(file))
-        if model.size_bytes is None and (file := files.get(model.native_id)) is not None
-        else model
-        for model in models
-    ]
 
 
 def _argument(arguments: tuple[str, ...], *names: str) -> int | None:

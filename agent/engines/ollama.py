@@ -28,6 +28,7 @@ from agent.engines.contract import (
     Residency,
     ResidentModel,
 )
+from agent.engines.gguf import base_of
 from agent.engines.quants import quant_of
 from agent.settings.manifest import Caps, Manifest
 from router_core.record.state import Capability, Dialect
@@ -178,11 +179,8 @@ def shown_of(tree: Any) -> Shown:
     basename = shape.text(tree, "model_info", "general.basename")
     size = shape.text(tree, "model_info", "general.size_label")
     count = shape.whole(tree, "model_info", "general.parameter_count")
-    base = None
-    if basename is not None and size is not None:
-        finetune = shape.text(tree, "model_info", "general.finetune")
-        version = shape.text(tree, "model_info", "general.version")
-        base = "-".join(part for part in (basename, finetune, size, version) if part).casefold()
+    finetune = shape.text(tree, "model_info", "general.finetune")
+    version = shape.text(tree, "model_info", "general.version")
     ctx_max = shape.whole(tree, "model_info", f"{arch}.context_length") if arch is not None else None
     parameters = tree.get("parameters") if isinstance(tree, dict) else None
     line = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
@@ -190,7 +188,7 @@ def shown_of(tree: Any) -> Shown:
         params_b=count / 1e9 if count else None,
         ctx_max=ctx_max or None,
         num_ctx=int(line[1]) or None if line is not None else None,
-        base=base,
+        base=base_of(basename, finetune, size, version),
         family=arch,
         caps=_caps(tree),
     )
