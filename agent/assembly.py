@@ -79,6 +79,7 @@ from agent.sampling.reader import HostReader
 from agent.sampling.report import SamplingReport
 from agent.settings.load import MeshSettings, Settings
 from agent.settings.manifest import read_manifests
+from agent.settings.policy import PolicyRead, load_policy
 from agent.store.folders import Folders, RefuseToStart
 from agent.store.marks import Marks
 from agent.store.members import PeerFiles, RosterFiles
@@ -209,7 +210,7 @@ class Assembly:
 
     def _build_placement(self) -> None:
         own, clock = self.own, self.clock
-        self.policy = PlacementPolicy()
+        self.policy = self._policy()
         self.exchange_policy = ExchangePolicy()
         self.work = WatchedWork()
         self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
@@ -243,7 +244,6 @@ class Assembly:
         self.decisions = DecisionMetrics()
         self.placing = Placing(
             fleet=lambda: self.viewing.fleet,
-            policy=self.policy,
             ledger=self.ledger,
             sessions=Sessions(),
             session_secret=random_bytes(32),
@@ -260,6 +260,12 @@ class Assembly:
             return None
         token = self._credential(policy.credential) if policy.credential is not None else None
         return Authority(policy, token=token, clock=self.clock, log=self.log)
+
+    def _policy(self) -> PlacementPolicy:
+        read = load_policy(self.folders.config)
+        if isinstance(read, PolicyRead):
+            return read.policy
+        raise RefuseToStart("policy_refused", "; ".join(map(str, read)))
 
     def _build_mesh(self, shelf: MeshShelf) -> None:
         mesh, own, membership = self.settings.mesh, self.own, self.membership
@@ -353,9 +359,7 @@ class Assembly:
         if self.trace is not None:
             observer = TracedObserver(observer, self.trace)
             place = TracedPlacer(place, self.trace, lambda: self.board.current, lambda: self.viewing.members)
-        showing = Showing(
-            fleet=lambda: self.viewing.fleet, policy=self.policy, rtts=self._rtts, rng=new_rng()
-        )
+        showing = Showing(fleet=lambda: self.viewing.fleet, rtts=self._rtts, rng=new_rng())
         wiring = Wiring(
             clock=clock,
             policy=self.exchange_policy,
@@ -479,6 +483,7 @@ class Assembly:
                     mesh=lambda: self.machine.picture(self.clock.boot_ms()),
                     addresses=self.shown_addresses,
                     faults=lambda: tuple(self.faults),
+                    policy=lambda: self.viewing.fleet.policy,
                     clock=self.clock,
                 ),
                 decisions=Recalling(self.placing, self.journal),

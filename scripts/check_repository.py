@@ -82,11 +82,17 @@ def faults_of_readme() -> list[str]:
 
 def generated() -> dict[str, str]:
     """The parts of the README that are made from the tree, by name."""
+    from agent.settings.policy_schema import POLICY_SCHEMA
+    from agent.settings.schema import SCHEMA
     from agent.settings.show import reference
 
     layers = Counter(entry["layer"] for entry in defects())
     rows = "\n".join(f"| {layer} | {number} |" for layer, number in layers.most_common())
-    return {"settings": reference(), "defects": f"| found by | defects |\n|---|---|\n{rows}"}
+    return {
+        "settings": reference(SCHEMA),
+        "policy": reference(POLICY_SCHEMA),
+        "defects": f"| found by | defects |\n|---|---|\n{rows}",
+    }
 
 
 def faults_of_generated() -> list[str]:

@@ -87,6 +87,13 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     gen_tps: float | None
 
 
+class PolicyDoc(Struct, frozen=True, kw_only=True):
+    """The placement policy in force: the preset it starts from, and the hash of all its numbers."""
+
+    preset: str
+    hash: str
+
+
 class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
@@ -103,6 +110,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     addresses: dict[str, str]
     faults: tuple[str, ...] = ()
     isolated: bool = False
+    policy: PolicyDoc | None = None
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):

@@ -1,24 +1,27 @@
-"""``pairmesh config``: the settings in force, and everything wrong with them."""
+"""``pairmesh config``: what the files of the config folder say, and everything wrong with them."""
 
 import json
 import socket
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agent.cli.exits import Exit
-from agent.settings.load import Settings, check, load
+from agent.settings.load import FILE, Settings, check, load
 from agent.settings.manifest import read_manifests
+from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
+from agent.settings.policy_schema import POLICY_SCHEMA
+from agent.settings.reading import Written
+from agent.settings.schema import SCHEMA
 from agent.settings.show import show
 from agent.store.folders import Folders
-
-POLICY = "policy.toml"
 
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "show: print every setting of pairmesh.toml in force and where it comes from, as TOML.\n"
-        "check: report every fault in pairmesh.toml and in endpoints/*.toml; exit status 78 if there is one."
+        "show: print every setting of pairmesh.toml and every number of policy.toml in force and where it\n"
+        "comes from, as TOML, and the policy's hash, which 'pairmesh status' and every decision name, too.\n"
+        "check: report every fault in both and in endpoints/*.toml; exit status 78 if there is one."
     )
     parser.add_argument("what", choices=("show", "check"))
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -30,23 +33,32 @@ def run(args: Namespace) -> int:
 
 def faults_of(folders: Folders) -> list[str]:
     """Every fault of the config folder, one sentence each."""
+    policy = load_policy(folders.config)
     found: list[object] = [*check(folders.config)]
-    found += read_manifests(folders.config / "endpoints").faults
-    if (folders.config / POLICY).exists():
-        found.append(f"{POLICY}: is not read by this version")
+    found += [] if isinstance(policy, PolicyRead) else policy
+    found += [f"endpoints/{fault}" for fault in read_manifests(folders.config / "endpoints").faults]
     return [str(fault) for fault in found]
 
 
 def _show(as_json: bool) -> int:
-    loaded = load(Folders.from_env().config, host_name=socket.gethostname())
-    if not isinstance(loaded, Settings):
-        return report(map(str, loaded))
+    config = Folders.from_env().config
+    settings, policy = load(config, host_name=socket.gethostname()), load_policy(config)
+    if not isinstance(settings, Settings) or not isinstance(policy, PolicyRead):
+        loaded = (settings, policy)
+        return report(str(fault) for faults in loaded if isinstance(faults, tuple) for fault in faults)
     if as_json:
-        shown = {key: {"value": w.value, "source": w.source} for key, w in loaded.written.items()}
-        print(json.dumps(shown, indent=2))
+        files = {FILE: _plain(settings.written), POLICY_FILE: _plain(policy.written)}
+        print(json.dumps(files | {"policy_hash": policy.policy.hash}, indent=2))
     else:
-        sys.stdout.write(show(loaded))
+        sys.stdout.write(f"# {FILE}\n{show(SCHEMA, settings.written)}")
+        sys.stdout.write(
+            f"\n# {POLICY_FILE}, hash {policy.policy.hash}\n{show(POLICY_SCHEMA, policy.written)}"
+        )
     return Exit.OK
+
+
+def _plain(written: Mapping[str, Written]) -> dict[str, object]:
+    return {key: {"value": found.value, "source": found.source} for key, found in written.items()}
 
 
 def _check(as_json: bool) -> int:

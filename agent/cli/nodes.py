@@ -20,6 +20,7 @@ def status_text(status: StatusDoc) -> str:
         f"{own.name} ({short_id(NodeId(own.id))}), pairmesh {own.version}, up {duration(own.uptime_ms)}, "
         f"mesh {own.mesh}",
         f"listening: {listening or UNKNOWN}",
+        f"policy: {UNKNOWN if own.policy is None else f'{own.policy.preset} ({own.policy.hash})'}",
         "",
         *nodes_table(status.members),
     ]

@@ -10,7 +10,8 @@ from agent.cli.config import report
 from agent.cli.floors import installed, unmet
 from agent.observe.log import Severity
 from agent.settings.load import Settings, load
-from agent.settings.schema import BY_PATH
+from agent.settings.policy import PolicyRead, load_policy
+from agent.settings.schema import SCHEMA
 from agent.store.folders import Folders
 
 TEXT_FLAGS: Final = (
@@ -34,13 +35,13 @@ def declare(parser: ArgumentParser) -> None:
         "debug, info (if it is not set), warning or error."
     )
     for path in TEXT_FLAGS:
-        key = BY_PATH[path]
+        key = SCHEMA.by_path[path]
         parser.add_argument(
             _flag(path), dest=path, metavar="VALUE", help=_said(f"{key.meaning} ({key.takes})")
         )
     for path in SWITCH_FLAGS:
         parser.add_argument(
-            _flag(path), dest=path, action=BooleanOptionalAction, help=_said(BY_PATH[path].meaning)
+            _flag(path), dest=path, action=BooleanOptionalAction, help=_said(SCHEMA.by_path[path].meaning)
         )
     parser.add_argument(
         "--keep-identity",
@@ -72,6 +73,9 @@ def run(args: Namespace) -> int:
     level = os.environ.get(LOG_VARIABLE) or "info"
     if level not in LOG_LEVELS:
         faults.append(f"{LOG_VARIABLE} is {level!r}: one of {', '.join(LOG_LEVELS)} is needed")
+    policy = load_policy(folders.config)
+    if not isinstance(policy, PolicyRead):
+        faults += map(str, policy)
     settings = load(folders.config, host_name=socket.gethostname(), flags=flags_of(args))
     if not isinstance(settings, Settings):
         faults += map(str, settings)

@@ -31,9 +31,15 @@ class LiveFigures:
         self._now = now
 
     def collect(self) -> Iterable[Family]:
-        now = self._now()
-        labels = {row.key: row.label for row in self._fleet().rows}
-        own = {row.label: row.endpoint for row in self._fleet().rows if row.is_self}
+        now, fleet = self._now(), self._fleet()
+        labels = {row.key: row.label for row in fleet.rows}
+        own = {row.label: row.endpoint for row in fleet.rows if row.is_self}
+        yield gauge_family(
+            "pairmesh_policy_info",
+            "The placement policy in force.",
+            ("preset", "hash"),
+            {(fleet.policy.name, fleet.policy.hash): 1},
+        )
         yield gauge_family(
             "pairmesh_in_flight",
             "Requests under way at this node's endpoints, whoever sent them.",

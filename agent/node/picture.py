@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent import __version__
-from agent.admin.documents import LinkDoc, OwnDoc, StatusDoc, members_of, names_of, view_doc
+from agent.admin.documents import LinkDoc, OwnDoc, PolicyDoc, StatusDoc, members_of, names_of, view_doc
 from agent.board import Board
 from agent.effects.clock import Clock
 from agent.identity.membership import Membership
 from router_core.mesh.picture import Picture
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Role
 
 
@@ -24,6 +25,7 @@ class NodePicture:
         mesh: Callable[[], Picture],
         addresses: Callable[[], Mapping[str, str]],
         faults: Callable[[], tuple[str, ...]],
+        policy: Callable[[], PlacementPolicy],
         clock: Clock,
     ) -> None:
         self._membership = membership
@@ -31,13 +33,14 @@ class NodePicture:
         self._mesh = mesh
         self._addresses = addresses
         self._faults = faults
+        self._policy = policy
         self._clock = clock
         self._began_ms = clock.boot_ms()
 
     def status(self) -> StatusDoc:
         """This node, its members, its engines, now."""
         now = self._clock.boot_ms()
-        membership, mesh = self._membership, self._mesh()
+        membership, mesh, policy = self._membership, self._mesh(), self._policy()
         links = {
             member.id16: LinkDoc(state=_state(member.link_up), rtt_ms=member.rtt_ms)
             for member in mesh.members
@@ -56,6 +59,7 @@ class NodePicture:
                 addresses=dict(self._addresses()),
                 faults=self._faults(),
                 isolated=mesh.lonely,
+                policy=PolicyDoc(preset=policy.name, hash=policy.hash),
             ),
             members=members_of(self._board.current, tuple(membership.members.values()), links, now),
         )

@@ -52,7 +52,6 @@ class Placing:
         self,
         *,
         fleet: Callable[[], Fleet],
-        policy: PlacementPolicy,
         ledger: Ledger,
         sessions: Sessions,
         session_secret: bytes,
@@ -63,7 +62,6 @@ class Placing:
         authority: Authority | None = None,
     ) -> None:
         self.fleet = fleet
-        self.policy = policy
         self.ledger = ledger
         self.rng = rng
         self.clock = clock
@@ -74,6 +72,11 @@ class Placing:
         self._journal = journal
         self.open: dict[str, Choosing] = {}
         """Requests under way, by the decision that routed them last."""
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The policy in force: that of the fleet, so that rows and choice are always of one."""
+        return self.fleet().policy
 
     def __call__(self, asked: Asked) -> "Choosing":
         """Read the hints once; the first decision comes when the relay asks for it."""
@@ -188,7 +191,8 @@ class Choosing:
         if attempt > 1:
             request = replace(request, attempt=attempt, tried=tried, refused=refused)
         began_us = placing.clock.boot_us()
-        decision = decide(request, placing.fleet(), placing.policy, now, placing.rng)
+        fleet = placing.fleet()
+        decision = decide(request, fleet, fleet.policy, now, placing.rng)
         placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
         if decision.chosen is None:
             if self._routed_by is None:

@@ -11,7 +11,6 @@ from router_core.placement.names import nearest
 from router_core.placement.owner import choose_owner
 from router_core.placement.reasons import Reason
 from router_core.placement.request import Endpoint, PlacementRequest
-from router_core.policy.placement import PlacementPolicy
 
 ANSWER_MS = 15_000
 """How long a question may take, all attempts together."""
@@ -27,12 +26,10 @@ class Showing:
         self,
         *,
         fleet: Callable[[], Fleet],
-        policy: PlacementPolicy,
         rtts: Callable[[], Mapping[Id16, int]],
         rng: Random,
     ) -> None:
         self.fleet = fleet
-        self.policy = policy
         self.rtts = rtts
         self.rng = rng
 
@@ -47,7 +44,7 @@ class Question:
         self._showing = showing
         self._asked = asked
         self._hints = parse_hints(
-            asked.headers, asked.facts.hints, session_headers=showing.policy.session_headers
+            asked.headers, asked.facts.hints, session_headers=showing.fleet().policy.session_headers
         )
         self._id = f"{showing.rng.getrandbits(_ID_BITS):020x}"
         self.until_ms: int | None = asked.accepted_ms + ANSWER_MS
@@ -74,11 +71,11 @@ class Question:
             tried=tried,
             refused=refused,
         )
-        row = choose_owner(request, fleet, showing.policy, showing.rtts(), now)
+        row = choose_owner(request, fleet, fleet.policy, showing.rtts(), now)
         if isinstance(row, Reason):
             near: tuple[str, ...] = ()
             if row is Reason.MODEL_ABSENT:
-                near = nearest(asked.facts.model, fleet.names(), showing.policy.nearest_names)
+                near = nearest(asked.facts.model, fleet.names(), fleet.policy.nearest_names)
             return _turned(row, near)
         left_ms = max(_NO_TIME, asked.accepted_ms + ANSWER_MS - now)
         return Routed(

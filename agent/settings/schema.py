@@ -1,28 +1,13 @@
 """The one schema of ``pairmesh.toml``: every key, what it takes, its default and its meaning.
 
-Loader, printer, check and the reference table read this table; a key that is not here does not exist. A key
-of a feature this version lacks is marked ``later``: its default is accepted, anything else is refused, so
-nothing an operator writes is silently ignored.
+Loader, printer, check and the reference table read this table; a key that is not here does not exist.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 from agent.settings import tuning, values
+from agent.settings.reading import Key, Schema
 from agent.settings.values import Parse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """One key. ``default`` is written as in the file; None means that it is found out at start, as ``meaning``
-    tells. ``parse`` turns the written value into the typed one."""
-
-    path: str
-    takes: str
-    parse: Parse
-    default: object
-    meaning: str
-    later: bool = False
 
 
 def _seconds(path: str, default: int, least: float, meaning: str) -> Key:
@@ -132,5 +117,4 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
-BY_PATH: dict[str, Key] = {key.path: key for key in KEYS}
-SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(key.path.split(".")[0] for key in KEYS if "." in key.path))
+SCHEMA = Schema(KEYS)

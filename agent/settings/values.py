@@ -114,6 +114,22 @@ def whole(written: object, refuse: Refuse, *, least: int, most: int) -> int:
     return written
 
 
+def same(value: object) -> object:
+    """The value of a key that is written as it is kept."""
+    return value
+
+
+def real(written: object, refuse: Refuse, *, least: float, most: float) -> float:
+    """A number, whole or not."""
+    found = number(written)
+    if found is None:
+        refuse("not a number")
+        return least
+    if not least <= found <= most:
+        refuse("out of range")
+    return found
+
+
 def milliseconds(written: object, refuse: Refuse, *, least_s: float, most_s: float) -> int:
     """Seconds as written, whole or not, in milliseconds."""
     seconds = number(written)

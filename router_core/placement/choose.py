@@ -4,6 +4,7 @@ Rules: no bonus beats the veto; a cold row never wins against a warm one that is
 that are nearly as good share the load in proportion to what they can sustain. The draw is a hash of the request, so
 the same inputs give the same choice.
 
+Where the policy packs, the fullest of the rows that meet their target serves instead, and idle ones stay idle.
 Dominance is that of Pareto, relaxed by a small eps so that noise decides nothing.
 
 Refuses to know where rows come from: those of a survey and those of a record are chosen from by the same steps.
@@ -21,11 +22,13 @@ from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy, Weights
 
 _SCORE = attrgetter("score")
+_FILL = attrgetter("fill")
 
 
 class Standing(Protocol):
     """A scored row as the choice sees it. ``reserve`` says why it only backs up the others, ``out`` (set while
-    choosing) why it left the choice; ``age_ms`` is that of its picture, ``period_ms`` how often a new one comes."""
+    choosing) why it left the choice; ``fill`` is how many requests are there for each it serves at a time; ``age_ms`` is
+    that of its picture, ``period_ms`` how often a new one comes."""
 
     out: str | None
 
@@ -49,6 +52,8 @@ class Standing(Protocol):
     def age_ms(self) -> int: ...
     @property
     def period_ms(self) -> int: ...
+    @property
+    def fill(self) -> float: ...
     @property
     def free(self) -> bool: ...
     @property
@@ -81,13 +86,15 @@ def choose(
         by_score.sort(key=_place)
     _veto(by_score, policy)
     _drop_slow_loads(by_score)
-    _drop_dominated(by_score, policy, full=full)
+    packed = _packed(by_score, policy.pack_below) if policy.pack_below else None
+    if packed is None:
+        _drop_dominated(by_score, policy, full=full)
     standing = [row for row in by_score if row.out is None]
     if not standing:
         best = next(row for row in by_score if row.out != "veto")
         best.out = None
         standing = [best]
-    chosen = _draw(standing, policy, seed, capacity)
+    chosen = packed or _draw(standing, policy, seed, capacity)
     rest = [row for row in standing if row is not chosen]
     out = [row for row in by_score if row.out is not None]
     out.sort(key=_out_rank)
@@ -127,6 +134,13 @@ def _drop_slow_loads(rows: Sequence[Standing]) -> None:
     for row in rows:
         if not row.resident and row.out is None and row.est.ect > soonest:
             row.out = "cold"
+
+
+def _packed(rows: Sequence[S], below: float) -> S | None:
+    """The fullest row that keeps its promise all the same, the best of equals; warm ones first."""
+    good = [row for row in rows if row.out is None and row.f.slo < below]
+    warm = [row for row in good if row.resident]
+    return max(warm or good, key=_FILL, default=None)
 
 
 def _drop_dominated(rows: Sequence[Standing], policy: PlacementPolicy, *, full: bool) -> None:

@@ -42,15 +42,16 @@ class Factors(Struct, frozen=True, gc=False, kw_only=True):
 class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     """One scored row, with all that the choice looked at.
 
-    ``free``: the request would not have queued there. ``period_ms``: how often its node tells its state. ``adj`` is
-    ``penalty`` (looser match, alias) less the policy's hint bonus x ``hint`` and affinity bonus x ``affinity``, both in
-    0..1. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``.
+    ``free``: the request would not have queued there; ``fill``: requests there for each it serves at a time;
+    ``period_ms``: how often its node tells its state. ``adj`` is ``penalty`` (looser match, alias) less the policy's hint
+    bonus x ``hint`` and affinity bonus x ``affinity``, both in 0..1. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``.
     """
 
     row: str
     model: str
     resident: bool
     free: bool
+    fill: float = 0.0
     age_ms: int
     period_ms: int
     est: Estimate
@@ -162,7 +163,8 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
 
     ``at_ms`` is on the boot clock; ``wall_ms`` (set by who keeps the record) is for display only. ``margin`` is the
     score of the best other row minus that of the chosen one. ``attempts`` and ``outcome`` are added at the end.
-    ``names`` says how people call the rows that are mentioned, ``@node/endpoint``.
+    ``policy`` is the preset, ``policy_hash`` that of all its numbers. ``names`` says how people call the rows that are
+    mentioned, ``@node/endpoint``.
     """
 
     id: str
@@ -187,6 +189,7 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     outcome: Ending | None = None
     wall_ms: int | None = None
+    policy_hash: str = ""
     names: dict[str, str] = {}
     authority: AuthorityNote = NO_AUTHORITY
     v: int = VERSION

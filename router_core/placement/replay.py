@@ -43,6 +43,7 @@ class _Row(Struct, gc=False, kw_only=True):
     score: float
     age_ms: int
     period_ms: int
+    fill: float
     free: bool
     resident: bool
     reserve: str | None
@@ -54,7 +55,7 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
     ``NotReplayable``."""
     if not record.full:
         raise NotReplayable("the record tells only the rows nearest to the chosen one")
-    bare = replace(record, policy=policy.name, attempts=(), outcome=None)
+    bare = replace(record, policy=policy.name, policy_hash=policy.hash, attempts=(), outcome=None)
     if record.action not in _ROUTED:
         return bare
     rows = [_row(candidate, policy) for candidate in record.candidates]
@@ -91,6 +92,7 @@ def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
         score=_unless_rounded(candidate.score, _weighed(candidate.f, policy.weights) + adj),
         age_ms=candidate.age_ms,
         period_ms=candidate.period_ms,
+        fill=candidate.fill,
         free=candidate.free,
         resident=candidate.resident,
         reserve=candidate.out if candidate.out == BACKUP else None,

@@ -29,7 +29,8 @@ NO_FACTORS = Factors(slo=1.0, memory=1.0, switch=1.0, pressure=1.0, speed=1.0)
 
 class Scored(Struct, gc=False, kw_only=True):
     """One row that could serve. ``reserve`` says why it is used only if nothing else is left; ``out`` (set while
-    choosing) why it left the choice. ``free``: a request sent now would not queue."""
+    choosing) why it left the choice. ``busy``: requests there, own ones under way to it included; ``free``: one sent now
+    would not queue."""
 
     row: Row
     est: Estimate
@@ -37,6 +38,7 @@ class Scored(Struct, gc=False, kw_only=True):
     slo: float
     age_ms: int
     queued: int
+    busy: int
     free: bool
     resident: bool
     hit: int
@@ -56,6 +58,10 @@ class Scored(Struct, gc=False, kw_only=True):
     @property
     def model(self) -> str:
         return self.row.model
+
+    @property
+    def fill(self) -> float:
+        return self.busy / self.row.k
 
     @property
     def period_ms(self) -> int:
@@ -252,6 +258,7 @@ class _Judged:
             slo=slo_cost(row, need, est.ttft, est.sd, pace),
             age_ms=age_ms,
             queued=queued,
+            busy=busy,
             free=busy < row.slots,
             resident=row.resident and (need.num_ctx is None or not reload_s(row, need)),
             hit=hit,

@@ -1,14 +1,17 @@
 """Numbers that placement is tuned by, validated on construction.
 
-The defaults are the preset ``balanced``. Refuses to know where the numbers come from.
+The defaults are the preset ``balanced``. Every policy knows its own hash, so that a decision can say what it was made
+by. Refuses to know where the numbers come from.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import Final, Self
 
 from router_core.errors import LocalMisuse
 from router_core.policy.authority import AuthorityPolicy
+from router_core.policy.canonical import hash_of
 
 
 class _Wider(Enum):
@@ -75,6 +78,10 @@ class ClassTargets:
             raise LocalMisuse(f"hold_ms of a request class is {self.hold_ms}, must be at least 0")
         if not 0.0 < self.share <= 1.0:
             raise LocalMisuse(f"share of a request class is {self.share}, allowed is above 0 up to 1")
+        if self.deadline_ms < 1000.0 * self.ttft_s:
+            raise LocalMisuse(
+                f"a deadline of {self.deadline_ms} ms ends before the first token is due, at {self.ttft_s} s"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +93,8 @@ class PlacementPolicy:
     for another quantisation. Held requests take turns by ``hold_quantum_s`` and rise one class per ``hold_promote_ms``;
     ``background`` is shed from a saturation of ``shed_above``, and all of it at ``shed_range`` more.
     ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
+    ``pack_below``: rows whose ``slo`` factor is less go by how full they are, 0 packs nothing. ``hash`` is that of all
+    other fields.
     """
 
     name: str = "balanced"
@@ -139,10 +148,20 @@ class PlacementPolicy:
     candidates_kept: int = 16
     authority: AuthorityPolicy = field(default_factory=AuthorityPolicy)
     realloc_enabled: bool = False
+    pack_below: float = 0.0
+    hash: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        faults = list(self._contradictions())
+        if faults:
+            raise LocalMisuse("; ".join(faults))
+        object.__setattr__(self, "hash", hash_of(self))
+
+    def _contradictions(self) -> Iterable[str]:
         if not 1.0 <= self.herd_floor <= self.herd_cap <= self.herd_cap_crowd:
-            raise LocalMisuse("herd multipliers must satisfy 1 <= floor <= cap <= crowd cap")
+            yield "herd multipliers must satisfy 1 <= floor <= cap <= crowd cap"
+        if not 0.0 <= self.veto_needs_below <= self.veto_above:
+            yield "a veto needs a row below a limit that is not above the one it vetoes from"
         for name in (
             "rtt_s",
             "debt_scale_s",
@@ -155,15 +174,29 @@ class PlacementPolicy:
             "shed_range",
         ):
             if getattr(self, name) <= 0:
-                raise LocalMisuse(f"{name} is {getattr(self, name)}, must be above 0")
-        if not 0.0 <= self.pareto_eps < 1.0:
-            raise LocalMisuse(f"pareto_eps is {self.pareto_eps}, allowed is 0..1")
+                yield f"{name} is {getattr(self, name)}, must be above 0"
+        for name in ("pareto_eps", "pack_below"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                yield f"{name} is {getattr(self, name)}, allowed is 0..1"
         if not 0.0 <= self.match_min_bits <= 64.0:
-            raise LocalMisuse(f"match_min_bits is {self.match_min_bits}, allowed is 0..64")
+            yield f"match_min_bits is {self.match_min_bits}, allowed is 0..64"
         if list(self.match_penalties) != sorted(self.match_penalties) or self.match_penalties[0] < 0.0:
-            raise LocalMisuse(f"match_penalties are {self.match_penalties}, must rise from 0 or more")
+            yield f"match_penalties are {self.match_penalties}, must rise from 0 or more"
         if not 0.0 <= self.match_opens_at <= 1.0:
-            raise LocalMisuse(f"match_opens_at is {self.match_opens_at}, allowed is 0..1")
+            yield f"match_opens_at is {self.match_opens_at}, allowed is 0..1"
         for alias, names in self.aliases:
             if not names:
-                raise LocalMisuse(f"alias {alias!r} names no model")
+                yield f"alias {alias!r} names no model"
+
+
+PRESETS: Final[Mapping[str, PlacementPolicy]] = {
+    policy.name: policy
+    for policy in (
+        PlacementPolicy(),
+        PlacementPolicy(
+            name="latency", weights=Weights(slo=0.7, memory=0.1, switch=0.1, pressure=0.1, speed=0.3)
+        ),
+        PlacementPolicy(name="pack", pack_below=0.05),
+    )
+}
+"""What an operator can start from."""

@@ -1,6 +1,6 @@
 """A status document as a daemon with three members answers it."""
 
-from agent.admin.documents import EngineDoc, LinkDoc, MemberDoc, OwnDoc, ResidentDoc, StatusDoc
+from agent.admin.documents import EngineDoc, LinkDoc, MemberDoc, OwnDoc, PolicyDoc, ResidentDoc, StatusDoc
 
 
 def engine(
@@ -87,6 +87,7 @@ def status() -> StatusDoc:
             epoch=2,
             roles=("node", "router", "introducer"),
             addresses={"api": "127.0.0.1:11433", "mesh": "0.0.0.0:7433"},
+            policy=PolicyDoc(preset="balanced", hash="0011aabb"),
         ),
         members=(
             member("atlas", "a", me=True),

@@ -19,6 +19,7 @@ def test_the_status_in_full() -> None:
         """\
         atlas (aaaa-aaaa-aaaa-aaaa), pairmesh 0.1.0, up 1 h 1 min, mesh 00112233
         listening: api 127.0.0.1:11433, mesh 0.0.0.0:7433
+        policy: balanced (0011aabb)
 
         NODE    STATE     AGE  LEVEL  ENGINES  WARM  IN FLIGHT  TOK/S  LINK
         atlas*  fresh  0.40 s  none   llama    tiny          1     42  -

@@ -253,24 +253,28 @@ async def test_config_shows_and_checks_all_files(pairmesh: Host) -> None:
     code, out, _ = await pairmesh("config", "show")
     assert (code, 'name = "atlas"  # pairmesh.toml' in out) == (0, True)
     shown = json.loads((await pairmesh("config", "show", "--json"))[1])
-    assert shown["name"] == {"value": "atlas", "source": "pairmesh.toml"}
+    assert shown["pairmesh.toml"]["name"] == {"value": "atlas", "source": "pairmesh.toml"}
+    assert shown["policy.toml"]["weights.slo"] == {"value": 0.5, "source": "preset balanced"}
+    assert shown["policy_hash"] in out
     assert (await pairmesh("config", "check"))[:2] == (0, f"no fault in {pairmesh.config}\n")
 
     (pairmesh.config / "pairmesh.toml").write_text('nmae = "atlas"\n[api]\nlisten = 3\n')
     (pairmesh.config / "endpoints").mkdir()
     (pairmesh.config / "endpoints" / "x.toml").write_text("engine = 7\n")
-    (pairmesh.config / "policy.toml").write_text("")
+    (pairmesh.config / "policy.toml").write_text('preset = "turbo"\n')
     code, _, err = await pairmesh("config", "check")
     assert code == 78
-    for about in ("nmae", "api.listen", "x.toml", "policy.toml"):
+    for about in ("nmae", "api.listen", "endpoints/x.toml", "policy.toml: preset"):
         assert about in err
     assert len(json.loads((await pairmesh("config", "check", "--json"))[1])["faults"]) >= 4
     assert (await pairmesh("config", "show"))[0] == 78
 
 
 async def test_run_refuses_bad_settings_before_it_starts_anything(pairmesh: Host) -> None:
+    (pairmesh.config / "policy.toml").write_text('preset = "turbo"\n')
     code, _, err = await pairmesh("run", "--api-listen", "0.0.0.0:11433", "--name", "No Name")
     assert code == 78
+    assert "policy.toml: preset" in err
     assert "flags: api.listen" in err
     assert "flags: name" in err
     assert list(pairmesh.state.iterdir()) == []

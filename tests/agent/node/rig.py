@@ -202,7 +202,6 @@ class World:
         self.sessions = Sessions()
         self.placing = Placing(
             fleet=lambda: self.viewing.fleet,
-            policy=self.policy,
             ledger=self.ledger,
             sessions=self.sessions,
             session_secret=b"secret",

@@ -2,6 +2,7 @@
 
 from agent.node.measuring import LiveFigures
 from agent.observe.metrics import Registry
+from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import World, an_endpoint, key_of
 
 
@@ -54,3 +55,8 @@ def test_connections_and_held_bytes_are_told_as_they_are() -> None:
     assert 'pairmesh_relay_connections{side="api"} 2\n' in text
     assert 'pairmesh_relay_connections{side="ingress"} 0\n' in text
     assert "pairmesh_relay_buffered_bytes 5\n" in text
+
+
+def test_the_policy_in_force_is_named_with_its_hash() -> None:
+    policy = PlacementPolicy()
+    assert f'pairmesh_policy_info{{preset="balanced",hash="{policy.hash}"}} 1\n' in text_of(two_nodes())

@@ -14,9 +14,7 @@ from tests.agent.node.test_listing import an_ollama
 
 
 def question(world: World, rtts: dict[Id16, int] | None = None, **over: object) -> Choosing:
-    showing = Showing(
-        fleet=lambda: world.viewing.fleet, policy=world.policy, rtts=lambda: rtts or {}, rng=Random(1)
-    )
+    showing = Showing(fleet=lambda: world.viewing.fleet, rtts=lambda: rtts or {}, rng=Random(1))
     return showing(an_asked(world.clock.now, dialect=NATIVE, is_work=False, **over))
 
 
@@ -84,7 +82,7 @@ def test_a_question_that_nobody_can_answer_is_turned_away(
 
 def test_work_and_questions_go_to_their_own_placers() -> None:
     world = a_world()
-    showing = Showing(fleet=lambda: world.viewing.fleet, policy=world.policy, rtts=dict, rng=Random(1))
+    showing = Showing(fleet=lambda: world.viewing.fleet, rtts=dict, rng=Random(1))
     place = placer_of(world.placing, showing)
     work: Asked = an_asked(world.clock.now)
     assert not isinstance(place(work), Question)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.settings.fault import Fault, toml
 from agent.settings.load import FILE, Settings, check, load
-from agent.settings.schema import KEYS
+from agent.settings.schema import KEYS, SCHEMA
 from agent.settings.show import reference, show
 from agent.settings.values import name_of_host
 from router_core.policy.pressure import SERVER, with_overrides
@@ -286,7 +286,7 @@ def test_a_level_that_a_row_lacks_needs_all_four_numbers(tmp_path: Path) -> None
 def test_shown_settings_load_to_the_same_settings(tmp_path: Path) -> None:
     text = f'name = "a-b"\n[mesh]\npeers = ["{NODE_ID}=10.0.0.1"]\n[sampling.pressure]\nmemory.some.high = {{ enter = 12 }}\n'
     found = loaded(write(tmp_path, text), router=False)
-    printed = show(found)
+    printed = show(SCHEMA, found.written)
     assert 'name = "a-b"  # pairmesh.toml' in printed
     assert "router = false  # flags" in printed
     again = loaded(write(tmp_path, printed))
@@ -333,6 +333,6 @@ def test_whatever_is_written_is_either_accepted_or_a_fault_with_a_key(flags: dic
 
 
 def test_the_reference_lists_every_key_once() -> None:
-    lines = reference().splitlines()[2:]
+    lines = reference(SCHEMA).splitlines()[2:]
     assert [line.split("`")[1] for line in lines] == [key.path for key in KEYS]
     assert all(line.count("|") == 5 for line in lines)

@@ -1,10 +1,13 @@
 """Tuning that makes no sense is refused when it is built, not when a request meets it."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 from router_core.errors import LocalMisuse
 from router_core.policy.authority import AuthorityMode, AuthorityPolicy
-from router_core.policy.placement import ClassTargets, PlacementPolicy, Weights
+from router_core.policy.canonical import canonical, hash_of
+from router_core.policy.placement import PRESETS, ClassTargets, PlacementPolicy, Weights
 from router_core.policy.profile import ProfilePolicy
 
 
@@ -22,6 +25,9 @@ from router_core.policy.profile import ProfilePolicy
         lambda: PlacementPolicy(hold_quantum_s=0.0),
         lambda: PlacementPolicy(hold_promote_ms=0),
         lambda: PlacementPolicy(shed_range=0.0),
+        lambda: ClassTargets(ttft_s=2.0, tpot_s=None, deadline_ms=1_999),
+        lambda: PlacementPolicy(veto_above=0.5),
+        lambda: PlacementPolicy(pack_below=1.0),
         lambda: PlacementPolicy(herd_floor=9.0),
         lambda: PlacementPolicy(herd_floor=0.5),
         lambda: PlacementPolicy(rtt_s=0.0),
@@ -93,3 +99,36 @@ def test_no_other_place_is_an_authority(url):
 def test_an_authority_that_counts_needs_an_address():
     with pytest.raises(LocalMisuse, match="needs a url"):
         AuthorityPolicy(mode=AuthorityMode.AUTHORITATIVE)
+
+
+def test_all_contradictions_are_told_at_once():
+    with pytest.raises(LocalMisuse, match=r"herd.*; .*veto.*; rtt_s"):
+        PlacementPolicy(herd_cap=0.5, veto_above=0.1, rtt_s=0.0)
+
+
+def test_equal_numbers_have_one_hash_however_they_were_written():
+    assert PlacementPolicy(herd_cap=8).hash == PlacementPolicy().hash == replace(PlacementPolicy()).hash
+    assert PlacementPolicy(herd_cap=8) == PlacementPolicy()
+
+
+def test_every_preset_and_every_other_number_has_a_hash_of_its_own():
+    made = [*PRESETS.values(), PlacementPolicy(tie_fixed=0.02), PlacementPolicy(session_headers=())]
+    made += [PlacementPolicy(aliases=aliases) for aliases in ((("a", ("b", "c")),), (("a", ("c", "b")),))]
+    made.append(PlacementPolicy(weights=Weights(slo=0.4)))
+    assert len({policy.hash for policy in made}) == len(made)
+    assert [name for name, policy in PRESETS.items() if policy.name != name] == []
+
+
+def test_the_hash_covers_the_canonical_text_and_nothing_else():
+    assert '"hash"' not in canonical(PlacementPolicy())
+    assert hash_of(PlacementPolicy()) == PlacementPolicy().hash
+
+
+def test_a_value_without_a_canonical_text_is_refused():
+    @dataclass
+    class Odd:
+        value: object
+
+    for value in (object(), {1}, float("nan")):
+        with pytest.raises((LocalMisuse, ValueError)):
+            hash_of(Odd(value))

@@ -1,0 +1,182 @@
+"""One settings file against its schema: from bytes on disk to typed values, or every fault.
+
+Files are TOML, not writable by everybody, and bounded. Values come in layers, later ones beat earlier ones, and each
+remembers where it came from. Knows no key by name.
+"""
+
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agent.settings.fault import Fault, shown
+from agent.settings.values import WHOLE, Parse, Refuse, nearest
+
+FILE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key. ``default`` is written as in the file; None means that it is found out at start, as ``meaning``
+    tells. ``parse`` turns the written value into the typed one. ``later``: the key of a feature this version lacks;
+    its default is accepted, anything else is refused, so nothing an operator writes is silently ignored."""
+
+    path: str
+    takes: str
+    parse: Parse
+    default: object
+    meaning: str
+    later: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One setting as it is in force: the value in TOML's terms and where it came from."""
+
+    value: object
+    source: str
+
+
+class Schema:
+    """The keys of one file. ``tables`` are the dotted names of the tables that hold them."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self.keys = tuple(keys)
+        self.by_path: dict[str, Key] = {key.path: key for key in self.keys}
+        heads = (key.path.split(".")[:-1] for key in self.keys)
+        self.tables = tuple(
+            dict.fromkeys(".".join(head[:depth]) for head in heads for depth in range(1, len(head) + 1))
+        )
+
+
+class Layers:
+    """Values of one schema, laid one over the other. ``faults`` is everything wrong with them."""
+
+    def __init__(self, schema: Schema, faults: list[Fault]) -> None:
+        self._schema = schema
+        self.faults = faults
+        self.values: dict[str, Any] = {}
+        self.written: dict[str, Written] = {}
+
+    def default(self, key: Key, written: object, source: str) -> None:
+        """The value of a key nobody sets."""
+        self.values[key.path] = key.parse(written, self._reporter(key, "default", written))
+        self.written[key.path] = Written(value=written, source=source)
+
+    def lay(self, source: str, values: Mapping[str, object]) -> None:
+        """Values by dotted key; those that are not known, or not known yet, are faults."""
+        for path, written in values.items():
+            key = self._schema.by_path.get(path)
+            if key is None:
+                known = (*self._schema.by_path, *self._schema.tables)
+                meant = nearest(path, known)
+                self.faults.append(Fault(file=source, key=path, problem="unknown key", nearest=meant))
+                continue
+            before = len(self.faults)
+            parsed = key.parse(written, self._reporter(key, source, written))
+            if key.later and written != key.default and len(self.faults) == before:
+                problem = "not available in this version"
+                self.faults.append(Fault(file=source, key=path, problem=problem, value=shown(written)))
+            self.written[path] = Written(value=written, source=source)
+            self.values[path] = parsed
+
+    def _reporter(self, key: Key, source: str, written: object) -> Refuse:
+        def refuse(
+            problem: str,
+            *,
+            value: object = WHOLE,
+            allowed: str | None = None,
+            at: str = "",
+            meant: str | None = None,
+        ) -> None:
+            offending = written if value is WHOLE else value
+            self.faults.append(
+                Fault(
+                    file=source,
+                    key=f"{key.path}.{at}" if at else key.path,
+                    problem=problem,
+                    value=None if offending is None else shown(offending),
+                    allowed=allowed or key.takes,
+                    nearest=meant,
+                )
+            )
+
+        return refuse
+
+
+def read(folder: Path, name: str, schema: Schema, faults: list[Fault]) -> dict[str, object]:
+    """The keys of file ``name`` by dotted path; empty if there is no file or it cannot be read."""
+    raw = _bytes(folder, name, faults)
+    if raw is None:
+        return {}
+    try:
+        tree = tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        faults.append(Fault(file=f"{name}:{line}", key="", problem="not UTF-8"))
+        return {}
+    except RecursionError:
+        faults.append(Fault(file=name, key="", problem="nested too deeply"))
+        return {}
+    except ValueError as error:
+        faults.append(_broken(name, str(error)))
+        return {}
+    return _flat(tree, "", name, schema, faults)
+
+
+def open_to_all(*places: Path) -> list[str]:
+    """In words, which of ``places`` everybody may write. Raises ``OSError`` for one that cannot be looked at."""
+    return [
+        f"{place} is writable by everybody; chmod o-w it"
+        for place in places
+        if place.stat().st_mode & stat.S_IWOTH
+    ]
+
+
+def _bytes(folder: Path, name: str, faults: list[Fault]) -> bytes | None:
+    path = folder / name
+    try:
+        for place in (folder, path):
+            faults += [Fault(file=place.name, key="", problem=problem) for problem in open_to_all(place)]
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        faults.append(Fault(file=name, key="", problem=f"unreadable: {error.strerror}"))
+        return None
+    if len(raw) > FILE_BYTES:
+        faults.append(Fault(file=name, key="", problem=f"larger than {FILE_BYTES} bytes"))
+        return None
+    return raw
+
+
+def _broken(name: str, message: str) -> Fault:
+    """The TOML reader tells the place at the end of its message only."""
+    match = re.fullmatch(
+        r"(?P<problem>.*) \(at (line (?P<line>\d+), column (?P<column>\d+)|(?P<end>.*))\)", message, re.S
+    )
+    if match is None:
+        return Fault(file=name, key="", problem=f"not TOML: {message}")
+    place = f"{name}:{match['line']}:{match['column']}" if match["line"] else f"{name}, {match['end']}"
+    problem = match["problem"]
+    return Fault(file=place, key="", problem=f"not TOML: {problem[:1].lower()}{problem[1:]}")
+
+
+def _flat(
+    tree: Mapping[str, object], above: str, file: str, schema: Schema, faults: list[Fault]
+) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in tree.items():
+        path = above + name
+        if path not in schema.tables:
+            found[path] = value
+        elif isinstance(value, dict):
+            found |= _flat(value, f"{path}.", file, schema, faults)
+        else:
+            fault = Fault(file=file, key=path, problem="not a table", value=shown(value), allowed=f"[{path}]")
+            faults.append(fault)
+    return found
