@@ -77,10 +77,7 @@ COVERED: dict[int, tuple[str, str]] = {
     # mem0ai/mem0#4101: the wrong model, or none, for a name
     24: ("router_core/placement/test_names.py", "test_case_tag_registry_and_prefix_twins"),
     # decisions swapped between requests
-    25: (
-        "router_core/placement/test_decide.py",
-        "test_64_concurrent_decisions_carry_their_own_records",
-    ),
+    25: ("agent/node/test_own_records.py", "test_64_concurrent_replies_name_their_own_records"),
     # exo-explore/exo#2180: a CPU before a GPU
     26: (
         "router_core/placement/test_fleet.py",

@@ -24,9 +24,11 @@ from agent.relay.ports import (
     FirstBytes,
     Held,
     NobodyAsks,
+    Observer,
     Offered,
     PeerRoute,
     Phase,
+    Placer,
     Routed,
     RouteHeader,
     Turned,
@@ -285,8 +287,9 @@ def build(
     clock: Clock | None = None,
     policy: ExchangePolicy | None = None,
     first_bytes: FirstBytes | None = None,
+    observer: Observer | None = None,
 ) -> Relay:
-    """A relay without listeners; its tasks report to ``watch``."""
+    """A relay without listeners; its tasks report to ``watch``, and so do its requests unless to ``observer``."""
     clock = clock or SystemClock()
     fleet, gate, watch = Fleet(), Gate(), Watch()
     states: list[tuple[bytes, bytes]] = []
@@ -299,7 +302,7 @@ def build(
         targets=fleet,
         breakers=Breakers(policy),
         dispatch=DispatchRate(clock),
-        observer=watch,
+        observer=observer or watch,
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
         in_hand=Hands(),
@@ -332,16 +335,19 @@ async def running(
     doors_of: Callable[[int], Doors] | None = None,
     most: int = 1_024,
     first_bytes: FirstBytes | None = None,
+    place: Placer | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[Relay]:
-    """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port."""
-    relay = build(clock, policy, first_bytes)
+    """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port. ``place`` chooses among them,
+    else they are tried in order."""
+    relay = build(clock, policy, first_bytes, observer)
     for number, port in enumerate(upstreams):
         relay.fleet.add(Local(f"e{number}", port))
     sock = bound()
     address = sock.getsockname()
     front = ApiFront(
         wiring=relay.wiring,
-        place=relay.fleet.place,
+        place=place or relay.fleet.place,
         listing=lambda: relay.listed,
         phase=lambda: relay.phase,
         doors=doors_of(address[1]) if doors_of else Doors.of(address),
