@@ -91,7 +91,7 @@ def choose(
         _drop_dominated(by_score, policy, full=full)
     standing = [row for row in by_score if row.out is None]
     if not standing:
-        best = next(row for row in by_score if row.out != "veto")
+        best = next(row for row in by_score if row.out not in ("veto", "cold"))
         best.out = None
         standing = [best]
     chosen = packed or _draw(standing, policy, seed, capacity)

@@ -236,6 +236,15 @@ def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found
             assert row.est.ect >= order[0].est.ect
 
 
+def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner():
+    failing = {"success": 0.0, "taken_ms": NOW}
+    cold = a_row("cold", resident=False, load_s=2.1, pressure=0.0, **failing)
+    warm = a_row("warm", work_s=4.0, slots=2, pressure=1.0, **failing)
+    decision = decided(a_request(), a_fleet(cold, warm))
+    assert {row.row: row.out for row in decision.record.candidates} == {warm.key: None, cold.key: "cold"}
+    assert chosen_node(decision) == "warm"
+
+
 @settings(max_examples=60, deadline=None)
 @given(fleets(**open_rows), requests)
 def test_a_short_record_and_a_full_one_choose_the_same(found, request):
