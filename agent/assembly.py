@@ -371,7 +371,7 @@ class Assembly:
             observer=observer,
             heard_state=self.driver.record_heard,
             rng=new_rng(),
-            in_hand=Hands(),
+            in_hand=Hands(clock),
             first_bytes=EngineWaits(self.engines),
         )
         self.wiring = wiring

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.admin.questions import CAPABILITIES, DIALECTS, ExplainBody
 from agent.node.placing import Placing
-from agent.relay.headers import request_id_of
+from agent.relay.headers import request_id_of, value_of
 from router_core.placement.decide import decide
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.record import DecisionRecord
@@ -43,7 +43,8 @@ class DryRuns:
         fleet = placing.fleet()
         encoded = [(name.encode(), value.encode()) for name, value in headers]
         request = PlacementRequest(
-            request_id=request_id_of(encoded) or f"{self._rng.getrandbits(_ID_BITS):032x}",
+            request_id=request_id_of(value_of(encoded, b"x-request-id"))
+            or f"{self._rng.getrandbits(_ID_BITS):032x}",
             dialect=DIALECTS[asked.dialect],
             model=asked.model,
             arrival_ms=now,

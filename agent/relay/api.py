@@ -30,9 +30,15 @@ _HINT_PREFIX = b"x-pairmesh-"
 _MESH_OWN = frozenset({b"x-pairmesh-route", b"x-pairmesh-state", b"x-pairmesh-model", b"x-pairmesh-length"})
 _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"application/x-www-form-urlencoded"
+_OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
 _OF_BROWSERS = frozenset({b"origin", b"referer", b"cookie"})
 _PREFLIGHT_AGE = b"600"
 _DOTTED = re.compile(rb"([^:]+)\.((?::\d{1,5})?)")
+
+
+def _has_passed(headers: Headers) -> bool:
+    """True if a mesh has had this request before."""
+    return any(name == b"via" and b"pairmesh" in value.lower() for name, value in headers)
 
 
 def _undotted(host: bytes) -> bytes:
@@ -74,6 +80,8 @@ class Doors:
         host = request.single[b"host"].lower()
         if host not in self.hosts and _undotted(host) not in self.hosts:
             return "host_refused"
+        if request.named.keys().isdisjoint(_OF_PAGES):
+            return None
         origin = site = None
         for name, value in request.headers:
             if name == b"origin":
@@ -89,9 +97,12 @@ class Doors:
     def takes_as_json(self, request: Request) -> bool:
         """Whether the body may be read. On Ollama's routes a bare ``curl -d`` names another type, or none; that is
         believed of this host's own programs, and never of a browser's page."""
-        kind = request.single.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if value_of(request.headers, b"content-encoding") is not None:
+        told = request.single.get(b"content-type", b"")
+        if b"content-encoding" in request.named:
             return False
+        if told == _JSON_TYPE:
+            return True
+        kind = told.partition(b";")[0].strip().lower()
         if kind == _JSON_TYPE:
             return True
         if not self.loopback or not request.path.startswith(relayed.NATIVE_PREFIX):
@@ -149,7 +160,7 @@ class ApiFront:
         code = self._doors.judge(request)
         if code is not None:
             return self._error(request, code, keep=False)
-        if [name for name, value in request.headers if name == b"via" and b"pairmesh" in value.lower()]:
+        if b"via" in request.named and _has_passed(request.headers):
             return self._error(request, "loop_detected", keep=False)
         route = route_for(request.path)
         if route is None:
@@ -185,7 +196,8 @@ class ApiFront:
         if parcel.facts.unloads:
             return self._error(request, Closed.ENGINE_ADMIN.value)
         asked = Asked(
-            request_id=request_id_of(request.headers) or f"{self._w.rng.getrandbits(128):032x}",
+            request_id=request_id_of(request.named.get(b"x-request-id"))
+            or f"{self._w.rng.getrandbits(128):032x}",
             dialect=route.what,
             facts=parcel.facts,
             headers=self._hints(request),
@@ -207,6 +219,9 @@ class ApiFront:
         self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))
 
     def _hints(self, request: Request) -> tuple[tuple[str, str], ...]:
+        named = request.named
+        if self._hint_names.isdisjoint(named) and _HINT_PREFIX not in b"\n".join(named):
+            return ()
         told = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in request.headers

@@ -9,7 +9,6 @@ from agent.relay.dialects.tail import Tail
 from agent.relay.headers import Headers, value_of
 from agent.relay.ports import Asked, AttemptReport, FirstBytes, Marks, Routed
 from agent.relay.route import decode_state
-from agent.relay.upstream import Options, Target
 from router_core.exchange.events import Outcome
 from router_core.placement.reasons import Cause as RefusalCause
 
@@ -43,13 +42,11 @@ class Attempt:
         "last_byte_ms",
         "length",
         "mode",
-        "options",
         "peer",
         "refusal",
         "sent_ms",
         "status",
         "tail",
-        "target",
         "waiting",
     )
 
@@ -61,8 +58,6 @@ class Attempt:
         self.head_ms: float | None = None
         self.first_byte_ms: float | None = None
         self.last_byte_ms: float | None = None
-        self.target: Target | None = None
-        self.options: Options | None = None
         self.continued = False
         self.status = 0
         self.headers: Headers = []

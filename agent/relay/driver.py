@@ -12,12 +12,12 @@ from typing import Any
 
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
 from agent.relay.dialects.streams import SERVER_SENT
-from agent.relay.front import Answer, Client
+from agent.relay.front import Client
 from agent.relay.headers import Headers, passed_down
 from agent.relay.intake import Request
 from agent.relay.lines import line_of_exchange
 from agent.relay.parcel import Parcel
-from agent.relay.places import attempt_target, classify, engine_request, peer_request, place_of
+from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request, place_of
 from agent.relay.pool import ConnectFailed
 from agent.relay.ports import Asked, Choosing, Routed, Turned
 from agent.relay.route import format_route, route_of
@@ -59,14 +59,14 @@ class Courier:
         self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms)
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
         self._consulting: asyncio.Task[Any] | None = None
+        self._now = 0.0
+        self.due: int | None = None
         self._dialling: asyncio.Task[Any] | None = None
         self._upstream: UpstreamConnection | None = None
         self._attempt: Attempt | None = None
         self._routed: Routed | None = None
+        self._place: Place | None = None
         self._turned: Turned | None = None
         self._status = 0
         self._code: str | None = None
@@ -79,7 +79,7 @@ class Courier:
         self._w.in_hand.add(self)
         counsel = self._choosing.consult()
         if counsel is None:
-            self._step(ev.BodyParsed())
+            self._hear(_BEGUN)
         else:
             self._consulting = self._w.tasks.spawn(self._consult(counsel), "consult")
         return self
@@ -91,16 +91,16 @@ class Courier:
         except Exception as exc:
             self._w.observer.failed("consult", exc)
         self._consulting = None
-        self._step(ev.BodyParsed())
+        self._hear(_BEGUN)
 
     # --- what the client does --------------------------------------------------------------------------------
 
     def client_gone(self) -> None:
-        self._step(ev.ClientGone())
+        self._hear(ev.ClientGone())
 
     def client_stalled(self) -> None:
         self._slow_client = True
-        self._step(ev.ClientGone())
+        self._hear(ev.ClientGone())
 
     def pause(self) -> None:
         self._flowing_ms = None
@@ -108,7 +108,7 @@ class Courier:
             self._upstream.transport.pause_reading()
 
     def resume(self) -> None:
-        self._flowing_ms = self._now_ms()
+        self._flowing_ms = self._tick()
         if self._upstream is not None:
             self._upstream.transport.resume_reading()
 
@@ -116,7 +116,12 @@ class Courier:
 
     def shut_down(self) -> None:
         """The node stops now: tell the client the truth."""
-        self._step(ev.ShuttingDown())
+        self._hear(ev.ShuttingDown())
+
+    def time_passed(self) -> None:
+        """``due`` has come."""
+        last = None if self._attempt is None else self._attempt.last_byte_ms
+        self._hear(ev.TimePassed(last_byte_ms=None if last is None else int(last)))
 
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
@@ -133,21 +138,21 @@ class Courier:
             return
         liveness = self._w.targets.liveness(node)
         if liveness in (Liveness.GONE, Liveness.LEFT, Liveness.REMOVED):
-            self._step(ev.NodeGone())
+            self._hear(ev.NodeGone())
         elif (liveness is Liveness.SUSPECT) is not self._suspect:
             self._suspect = not self._suspect
-            self._step(ev.NodeSuspected() if self._suspect else ev.NodeRecovered())
+            self._hear(ev.NodeSuspected() if self._suspect else ev.NodeRecovered())
 
     # --- what the upstream does ------------------------------------------------------------------------------
 
     def continued(self) -> None:
         attempt = self._now_at()
         attempt.continued = True
-        self._step(ev.Continued(attempt=self._machine.attempt))
+        self._hear(ev.Continued(attempt=self._machine.attempt))
 
     def head(self, status: int, headers: Headers, length: int | None) -> None:
         attempt = self._now_at()
-        attempt.heard_head(status, headers, length, self._now_ms())
+        attempt.heard_head(status, headers, length, self._tick())
         if attempt.peer and (state := attempt.heard_peer(headers)) is not None:
             self._w.heard_state(*state)
         if attempt.mode is Mode.PASS:
@@ -163,8 +168,9 @@ class Courier:
         attempt = self._now_at()
         if ended:
             self._upstream = None
+        now = self._tick()
         if data:
-            attempt.heard_bytes(data, self._now_ms())
+            attempt.heard_bytes(data, now)
         number = self._machine.attempt
         if attempt.mode is Mode.PASS:
             if self._machine.state is State.STREAMING:
@@ -184,7 +190,7 @@ class Courier:
 
     def lost(self, cause: Cause, stale: bool) -> None:
         self._upstream = None
-        self._step(ev.Lost(attempt=self._machine.attempt, cause=cause, stale=stale))
+        self._hear(ev.Lost(attempt=self._machine.attempt, cause=cause, stale=stale))
 
     def _judge(self, attempt: Attempt, whole: bool) -> None:
         """A held-back answer is all there, or as much of it as is waited for."""
@@ -204,49 +210,49 @@ class Courier:
 
     # --- the machine -----------------------------------------------------------------------------------------
 
+    def _tick(self) -> float:
+        """Read the clock: boot ms, the time of all that follows from one call of the loop's."""
+        self._now = now = self._w.clock.boot_us() / 1000
+        return now
+
+    def _hear(self, event: ev.Event) -> None:
+        """Something happened just now."""
+        self._tick()
+        self._step(event)
+
     def _step(self, event: ev.Event) -> None:
         """Hand an event to the machine and perform what it asks for, one event at a time."""
-        self._inbox.append(event)
         if self._stepping or self._closed:
+            self._inbox.append(event)
             return
         self._stepping = True
+        machine, inbox, now = self._machine, self._inbox, int(self._now)
         actions: Iterator[ev.Action] = iter(())
         try:
-            while self._inbox:
-                actions = iter(self._machine.handle(self._inbox.popleft(), self._w.clock.boot_ms()))
+            while True:
+                actions = iter(machine.handle(event, now))
                 for action in actions:
                     _PERFORM[type(action)](self, action)
+                if not inbox:
+                    break
+                event = inbox.popleft()
         except Exception as exc:
             self._fail(exc, actions)
         finally:
             self._stepping = False
-        if self._machine.state in ENDED:
+        if machine.state in ENDED:
             self._close()
-        else:
-            self._arm()
-
-    def _arm(self) -> None:
-        """One timer; a deadline that moved later is noticed when the timer fires."""
-        due = self._machine.deadline
-        if due is None or (self._timer is not None and self._timer_at <= due):
             return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = due
-        delay = max(0, due - self._w.clock.boot_ms()) / 1000
-        self._timer = self._loop.call_later(delay, self._time_passed)
-
-    def _time_passed(self) -> None:
-        self._timer = None
-        last = None if self._attempt is None else self._attempt.last_byte_ms
-        self._step(ev.TimePassed(last_byte_ms=None if last is None else int(last)))
+        self.due = due = machine.deadline
+        if due is not None:
+            self._w.in_hand.wake_at(due, now)
 
     def _decide(self, action: ev.Decide) -> None:
         chosen = self._choosing.decide(
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
-            now=self._w.clock.boot_ms(),
+            now=int(self._now),
         )
         if isinstance(chosen, Turned):
             self._turned = chosen
@@ -256,51 +262,50 @@ class Courier:
             return
         self._routed = chosen
         self._suspect = False
-        target = attempt_target(self._w.policy, self._w.targets, chosen, self._asked.facts)
-        self._step(ev.Decided(target=target))
+        self._place = place = place_of(self._w.targets, chosen)
+        engine = None if place is None else place.engine
+        self._step(ev.Decided(target=attempt_target(self._w.policy, engine, chosen, self._asked.facts)))
 
     def _dial(self, action: ev.Dial) -> None:
         routed = self._routed
         assert routed is not None
-        now = self._now_ms()
-        self._attempt = attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
+        now = self._now
+        self._attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
         self._w.breakers.dispatched(routed.at, int(now))
         if not self._admitted and self._asked.is_work:
             self._w.dispatch.note(routed.service_ms / 1000)
         number = self._machine.attempt
-        place = place_of(self._w.targets, routed)
-        if place is None:
+        if self._place is None:
             self._step(ev.Lost(attempt=number, cause=Cause.GONE))
             return
-        attempt.target, attempt.options = place
-        connection = self._w.pool.take(attempt.target)
+        connection = self._w.pool.take(self._place.target)
         if connection is None:
             self._redial(ev.Redial(attempt=number))
             return
-        self._connected(attempt, connection)
+        self._connected(connection)
 
     def _redial(self, action: ev.Redial) -> None:
         self._dialling = self._w.tasks.spawn(self._connect(action.attempt), "relay-dial")
 
     async def _connect(self, number: int) -> None:
-        attempt = self._now_at()
-        assert attempt.target is not None
-        assert attempt.options is not None
+        place = self._place
+        assert place is not None
         try:
-            connection = await self._w.pool.connect(attempt.target, attempt.options)
+            connection = await self._w.pool.connect(place.target, place.options)
         except ConnectFailed as failed:
             self._dialling = None
-            self._step(ev.Lost(attempt=number, cause=failed.cause))
+            self._hear(ev.Lost(attempt=number, cause=failed.cause))
             return
         self._dialling = None
         if self._closed or self._machine.attempt != number or self._machine.state is not State.DIALLING:
             connection.abort()
             return
-        self._connected(attempt, connection)
+        self._tick()
+        self._connected(connection)
 
-    def _connected(self, attempt: Attempt, connection: UpstreamConnection) -> None:
+    def _connected(self, connection: UpstreamConnection) -> None:
         self._upstream = connection
-        attempt.connected_ms = self._now_ms()
+        self._now_at().connected_ms = self._now
         connection.start(self)
         self._step(ev.Connected(attempt=self._machine.attempt))
 
@@ -308,21 +313,18 @@ class Courier:
         routed, upstream, attempt = self._routed, self._upstream, self._now_at()
         assert routed is not None
         assert upstream is not None
-        attempt.sent_ms = self._now_ms()
-        span = b"%016x" % self._w.rng.getrandbits(64)
+        attempt.sent_ms = self._now
+        rng = self._w.rng
         if routed.node is not None:
             attempt.body = self._parcel.as_model(routed.served)
             route = format_route(route_of(routed, self._machine.attempt))
             length = len(attempt.body)
-            upstream.send_head(peer_request(self._request, self._asked, routed, route, length, span))
+            upstream.send_head(peer_request(self._request, self._asked, routed, route, length, rng))
             return
-        endpoint = self._w.targets.local(routed.endpoint)
-        if endpoint is None:
-            self._abort_upstream()
-            self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.GONE))
-            return
-        body = self._parcel.as_model(endpoint.upstream_name(routed.served))
-        head = engine_request(self._request, self._asked, endpoint, self._machine.attempt, len(body), span)
+        engine = None if self._place is None else self._place.engine
+        assert engine is not None
+        body = self._parcel.as_model(engine.upstream_name(routed.served))
+        head = engine_request(self._request, self._asked, engine, self._machine.attempt, len(body), rng)
         upstream.send(head, body)
         attempt.wait(self._w.first_bytes, routed.endpoint, routed.served)
 
@@ -334,13 +336,13 @@ class Courier:
     def _commit(self, _action: ev.Commit) -> None:
         routed, attempt = self._routed, self._now_at()
         assert routed is not None
-        self._first_byte_ms = self._flowing_ms = self._now_ms()
+        self._first_byte_ms = self._flowing_ms = self._now
         self._status = attempt.status
         self._release_body()
         self._choosing.first_token(routed.seq)
-        headers = passed_down(attempt.headers, events=attempt.stream is SERVER_SENT)
-        headers += self._voice.headers(self._asked, routed, self._machine.attempt, attempt.status)
-        self._client.begin(attempt.status, headers, attempt.length)
+        lines = passed_down(attempt.headers, events=attempt.stream is SERVER_SENT)
+        lines += self._voice.lines(self._asked, routed, self._machine.attempt, attempt.status)
+        self._client.begin(attempt.status, lines, attempt.length)
         for data in attempt.held:
             if data:
                 self._client.push(data)
@@ -364,9 +366,11 @@ class Courier:
         self._status = attempt.status
         self._release_body()
         body = b"".join(attempt.held)
-        headers = passed_down(attempt.headers)
-        headers += self._voice.headers(self._asked, routed, self._machine.attempt, attempt.status)
-        self._client.reply(Answer(status=attempt.status, headers=headers, body=body))
+        lines = passed_down(attempt.headers)
+        lines += self._voice.lines(self._asked, routed, self._machine.attempt, attempt.status)
+        self._client.begin(attempt.status, lines, len(body))
+        self._client.push(body)
+        self._client.end()
 
     def _tell_error(self, action: ev.TellError) -> None:
         self._code = action.code
@@ -394,7 +398,7 @@ class Courier:
             self._choosing.finish(routed.seq)
         else:
             self._choosing.fail(routed.seq)
-        tell_breakers(self._w.breakers, outcome, self._w.clock.boot_ms())
+        tell_breakers(self._w.breakers, outcome, int(self._now))
         self._w.observer.attempted(attempt_report(self._voice.side, self._asked, routed, outcome, attempt))
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -403,8 +407,6 @@ class Courier:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
         if self._consulting is not None:
             self._consulting.cancel()
         self._release_body()
@@ -420,7 +422,7 @@ class Courier:
             code=self._code,
             bytes_out=0 if self._attempt is None else self._attempt.size,
             attempts=self._machine.attempt,
-            now_ms=self._now_ms(),
+            now_ms=self._now,
             first_byte_ms=self._first_byte_ms,
         )
         self._w.observer.answered(line)
@@ -428,7 +430,7 @@ class Courier:
     def _fail(self, exc: Exception, unperformed: Iterator[ev.Action]) -> None:
         """A fault of our own: give back everything this request holds, tell who watches."""
         self._inbox.clear()
-        for action in (*unperformed, *self._machine.handle(ev.ClientGone(), self._w.clock.boot_ms())):
+        for action in (*unperformed, *self._machine.handle(ev.ClientGone(), int(self._now))):
             if isinstance(action, ev.CancelUpstream | ev.EndAttempt):
                 _PERFORM[type(action)](self, action)
         self._code = "internal"
@@ -445,9 +447,8 @@ class Courier:
         assert self._attempt is not None
         return self._attempt
 
-    def _now_ms(self) -> float:
-        return self._w.clock.boot_us() / 1000
 
+_BEGUN = ev.BodyParsed()
 
 _PERFORM: dict[type[ev.Action], Callable[[Courier, Any], None]] = {
     ev.Decide: Courier._decide,

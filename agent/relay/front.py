@@ -32,8 +32,9 @@ class Client(Protocol):
     def reply(self, answer: Answer) -> None:
         """End the request with a whole reply."""
 
-    def begin(self, status: int, headers: Headers, length: int | None) -> None:
-        """Start a passed-on reply; ``length`` None frames it by chunks, or by closing toward HTTP/1.0."""
+    def begin(self, status: int, lines: bytes, length: int | None) -> None:
+        """Start a passed-on reply with these header lines; ``length`` None frames it by chunks, or by closing toward
+        HTTP/1.0."""
 
     def push(self, data: bytes) -> None:
         """Body bytes of the reply."""

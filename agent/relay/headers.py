@@ -8,9 +8,8 @@ come down. Framing headers are always our own.
 import re
 from email.utils import formatdate
 from http import HTTPStatus
+from random import Random
 from typing import Final
-
-from msgspec import Struct
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order they came."""
@@ -58,6 +57,11 @@ _TRACE = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 _REASONS: Final = {status.value: status.phrase.encode("ascii") for status in HTTPStatus} | {
     529: b"Overloaded"
 }
+_STARTS: Final = {
+    status: b"HTTP/1.1 %d %s\r\nserver: pairmesh\r\ndate: " % (status, reason)
+    for status, reason in _REASONS.items()
+}
+_NONE: Final[frozenset[bytes]] = frozenset()
 
 
 def value_of(headers: Headers, name: bytes) -> bytes | None:
@@ -70,37 +74,41 @@ def value_of(headers: Headers, name: bytes) -> bytes | None:
 
 def nominated(headers: Headers) -> frozenset[bytes]:
     """The names that ``Connection`` makes hop-by-hop."""
+    if value_of(headers, b"connection") is None:
+        return _NONE
     told = [value for key, value in headers if key == b"connection"]
-    if not told:
-        return frozenset()
     return frozenset(token.strip().lower() for value in told for token in value.split(b","))
 
 
-def request_id_of(headers: Headers) -> str | None:
-    """The client's request id if it is one, else None."""
-    told = value_of(headers, b"x-request-id")
+def lines_of(headers: Headers) -> bytes:
+    """``headers`` as header lines."""
+    return b"".join([b"%s: %s\r\n" % pair for pair in headers])
+
+
+def request_id_of(told: bytes | None) -> str | None:
+    """The value of a client's ``x-request-id`` if it is one, else None."""
     if told is None:
         return None
     text = told.decode("latin-1")
     return text if _REQUEST_ID.fullmatch(text) else None
 
 
-def passed_up(headers: Headers, span: bytes, extra: frozenset[bytes] = frozenset()) -> bytes:
+def passed_up(headers: Headers, rng: Random, extra: frozenset[bytes] = _NONE) -> bytes:
     """The client's headers that may go upstream, as header lines.
 
-    ``span`` is 16 hex digits, the id of this hop in a forwarded ``traceparent``. ``extra`` are names that the
-    operator passes to this endpoint besides; what must never go upstream does not, even so.
+    ``rng`` gives this hop its id in a forwarded ``traceparent``. ``extra`` are names that the operator passes to this
+    endpoint besides; what must never go upstream does not, even so.
     """
     dropped = nominated(headers)
-    lines: list[bytes] = []
+    lines = b""
     for key, value in headers:
-        if key in dropped:
-            continue
         if key in REQUEST_PASSED or (key in extra and key not in _UNPASSABLE):
-            lines.append(b"%s: %s\r\n" % (key, value))
-        elif key == b"traceparent" and (told := _TRACE.fullmatch(value)) is not None:
-            lines.append(b"traceparent: %s-%s-%s-%s\r\n" % (told[1], told[2], span, told[4]))
-    return b"".join(lines)
+            if key not in dropped:
+                lines += b"%s: %s\r\n" % (key, value)
+        elif key == b"traceparent" and key not in dropped and (told := _TRACE.fullmatch(value)) is not None:
+            span = b"%016x" % rng.getrandbits(64)
+            lines += b"traceparent: %s-%s-%s-%s\r\n" % (told[1], told[2], span, told[4])
+    return lines
 
 
 def engine_head(
@@ -141,43 +149,38 @@ def peer_head(
     )
 
 
-def passed_down(headers: Headers, *, events: bool = False) -> Headers:
-    """The upstream's headers that may come down; framing is ours. Nobody on the way is to hold ``events`` back."""
+def passed_down(headers: Headers, *, events: bool = False) -> bytes:
+    """The upstream's headers that may come down, as header lines; framing is ours. Nobody on the way is to hold
+    ``events`` back."""
     dropped = nominated(headers)
-    passed = [
-        (key, value)
-        for key, value in headers
-        if (key in REPLY_PASSED or key.startswith(REPLY_FAMILIES)) and key not in dropped
-    ]
+    lines = b""
+    kept = False
+    for key, value in headers:
+        if (key in REPLY_PASSED or key.startswith(REPLY_FAMILIES)) and key not in dropped:
+            lines += b"%s: %s\r\n" % (key, value)
+            kept = kept or key == b"cache-control"
     if events:
-        passed.append((b"x-accel-buffering", b"no"))
-        if value_of(passed, b"cache-control") is None:
-            passed.append((b"cache-control", b"no-cache"))
-    return passed
+        lines += (
+            b"x-accel-buffering: no\r\n" if kept else b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
+        )
+    return lines
 
 
-class Framing(Struct, frozen=True, gc=False):
-    """How a reply's end is told: by length, by a last chunk, or (neither) by closing."""
+def reply_head(
+    status: int, date: bytes, lines: bytes, *, length: int | None, chunked: bool, close: bool
+) -> bytes:
+    """Status line and headers of a reply, whose end is told by length, by a last chunk, or (neither) by closing.
 
-    length: int | None = None
-    chunked: bool = False
-
-
-def reply_head(status: int, date: bytes, headers: Headers, framing: Framing, *, close: bool) -> bytes:
-    """Status line and headers of a reply. ``date`` is a ready header value."""
-    lines = [
-        b"HTTP/1.1 %d %s\r\nserver: pairmesh\r\ndate: %s\r\n"
-        % (status, _REASONS.get(status, b"Unknown"), date)
-    ]
-    lines += [b"%s: %s\r\n" % pair for pair in headers]
-    if framing.length is not None:
-        lines.append(b"content-length: %d\r\n" % framing.length)
-    elif framing.chunked:
-        lines.append(b"transfer-encoding: chunked\r\n")
-    if close:
-        lines.append(b"connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
+    ``date`` is a ready header value, ``lines`` are ready header lines.
+    """
+    framing = b""
+    if length is not None:
+        framing = b"content-length: %d\r\n" % length
+    elif chunked:
+        framing = b"transfer-encoding: chunked\r\n"
+    start = _STARTS.get(status) or b"HTTP/1.1 %d Unknown\r\nserver: pairmesh\r\ndate: " % status
+    end = b"connection: close\r\n\r\n" if close else b"\r\n"
+    return b"".join((start, date, b"\r\n", lines, framing, end))
 
 
 class Dates:

@@ -16,7 +16,7 @@ from agent.relay.dialects.facts import BodyFault
 from agent.relay.dialects.relayed import RELAYED, SHOW, read
 from agent.relay.driver import Courier
 from agent.relay.front import Answer, Client, Work
-from agent.relay.headers import Headers, request_id_of
+from agent.relay.headers import Headers, lines_of, request_id_of
 from agent.relay.intake import Request
 from agent.relay.lines import line_of_answer
 from agent.relay.lists import JSON
@@ -204,7 +204,7 @@ class IngressFront:
             return self._error("engine_admin_disabled")
         connection.caller = None
         asked = Asked(
-            request_id=request_id_of(request.headers) or call.route.decision_id,
+            request_id=request_id_of(request.named.get(b"x-request-id")) or call.route.decision_id,
             dialect=call.dialect,
             facts=parcel.facts,
             headers=(),
@@ -281,8 +281,8 @@ class IngressVoice:
     def stream_error(self, code: str, *, mid_event: bool) -> bytes:
         return b""
 
-    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
-        return [(b"x-request-id", asked.request_id.encode("ascii")), *self._states.headers()]
+    def lines(self, asked: Asked, routed: Routed, attempts: int, status: int) -> bytes:
+        return lines_of([(b"x-request-id", asked.request_id.encode("ascii")), *self._states.headers()])
 
 
 def _told(status: int, code: str, name: bytes, states: StateHeader, *, keep: bool) -> Answer:

@@ -26,7 +26,11 @@ _BODY_OVERHEAD: Final = limits.REQUEST_HEAD
 
 
 class Request:
-    """One request head, checked for hygiene. Header names are lower-case bytes, times boot milliseconds."""
+    """One request head, checked for hygiene. Header names are lower-case bytes, times boot milliseconds.
+
+    ``single`` has the first value of each name as it came; ``headers``, and first values in ``named``, lack what
+    ``Connection`` nominates.
+    """
 
     __slots__ = (
         "accepted_ms",
@@ -37,6 +41,7 @@ class Request:
         "http11",
         "length",
         "method",
+        "named",
         "path",
         "query",
         "single",
@@ -48,6 +53,7 @@ class Request:
         self.query = query
         self.headers = headers
         self.single: dict[bytes, bytes] = {}
+        self.named = self.single
         self.length = 0
         self.chunked = False
         self.close = False
@@ -133,7 +139,7 @@ class HeadReader:
         if target[:1] != b"/" or b"#" in target:
             return "bad_request"
         line = b"%s %s HTTP/%s\r\n" % (method, target, version.encode())
-        if not raw.lstrip(b"\r\n").startswith(line):
+        if not raw.startswith(line) and not raw.lstrip(b"\r\n").startswith(line):
             return "bad_request"
         path, _, query = target.partition(b"?")
         if not _clean_path(path):
@@ -143,15 +149,20 @@ class HeadReader:
         return self._framed(request) or request
 
     def _framed(self, request: Request) -> str | None:
-        tokens: set[bytes] = set()
-        single = request.single
-        for name, value in request.headers:
-            if name in _ONCE:
-                if name in single:
+        headers = request.headers
+        single = request.single = request.named = dict(headers)
+        if len(single) < len(headers):
+            seen: set[bytes] = set()
+            for name, value in reversed(headers):
+                if name in _ONCE and name in seen:
                     return "bad_request"
+                seen.add(name)
                 single[name] = value
-            elif name == b"connection":
-                tokens.update(token.strip().lower() for token in value.split(b","))
+        tokens: set[bytes] = set()
+        if b"connection" in single:
+            for name, value in headers:
+                if name == b"connection":
+                    tokens.update(token.strip().lower() for token in value.split(b","))
         if not single.get(b"host"):
             return "bad_request"
         coding, length = single.get(b"transfer-encoding"), single.get(b"content-length")
@@ -172,9 +183,10 @@ class HeadReader:
                 return "expectation"
             request.expects = request.http11
         request.close = not request.http11 or b"close" in tokens or upgrade is not None
-        if tokens:
-            tokens -= _JUDGED
-            request.headers = [field for field in request.headers if field[0] not in tokens]
+        tokens -= _JUDGED
+        if not tokens.isdisjoint(single):
+            request.headers = [field for field in headers if field[0] not in tokens]
+            request.named = {name: value for name, value in single.items() if name not in tokens}
         return None
 
 

@@ -16,7 +16,7 @@ def line_of_answer(
         route=template or "-",
         status=answer.status,
         code=answer.code,
-        request_id=None if request is None else request_id_of(request.headers),
+        request_id=None if request is None else request_id_of(request.named.get(b"x-request-id")),
         decision_id=None,
         peer=None,
         bytes_in=0 if request is None else request.length,

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from agent.effects.clock import Clock
 from agent.relay.front import Answer, Buffered, Front, Work
-from agent.relay.headers import Dates, Framing, Headers, reply_head
+from agent.relay.headers import Dates, lines_of, reply_head
 from agent.relay.intake import BodyReader, HeadReader, Request
 from router_core import limits
 
@@ -131,10 +131,11 @@ class ServerConnection(asyncio.Protocol):
     # --- reading ---------------------------------------------------------------------------------------------
 
     def _read_head(self, data: bytes) -> None:
+        now = self._clock.boot_ms()
         if self._phase is Phase.IDLE:
             self._phase = Phase.HEAD
             self._head = HeadReader()
-            self.deadline = self._clock.boot_ms() + limits.REQUEST_HEAD_TIME
+            self.deadline = now + limits.REQUEST_HEAD_TIME
         assert self._head is not None
         read = self._head.feed(data)
         if read is None:
@@ -144,7 +145,7 @@ class ServerConnection(asyncio.Protocol):
         if isinstance(request, str):
             self._refuse(self._front.fault(self, None, request))
             return
-        request.accepted_ms = self._clock.boot_ms()
+        request.accepted_ms = now
         self._request = request
         self.bytes_out = 0
         refusal = self._front.judge(self, request)
@@ -155,8 +156,9 @@ class ServerConnection(asyncio.Protocol):
         if refusal is not None:
             self._turn_down(refusal, request, data[end:])
             return
-        if not request.has_body:
-            self._complete(request, b"", data[end:])
+        stop = end + request.length
+        if stop <= len(data) and not request.chunked:
+            self._complete(request, data[end:stop], data[stop:])
             return
         self._body = BodyReader(request)
         self._body_since = request.accepted_ms
@@ -188,7 +190,8 @@ class ServerConnection(asyncio.Protocol):
     def _complete(self, request: Request, body: bytes | bytearray, rest: bytes) -> None:
         self._phase = Phase.WAIT
         self.deadline = None
-        self._keep_for_later(rest)
+        if not self._keep_for_later(rest):
+            return
         served = self._front.serve(self, request, body)
         if isinstance(served, Answer):
             self._front.answered(self, request, served)
@@ -225,12 +228,15 @@ class ServerConnection(asyncio.Protocol):
         self._keep_for_later(seen[len(_LAST_CHUNK) :])
         self._next()
 
-    def _keep_for_later(self, data: bytes) -> None:
+    def _keep_for_later(self, data: bytes) -> bool:
+        """False if that was too much, and the connection is gone."""
         if data:
             self._pending.append(data)
             self._pending_size += len(data)
             if self._pending_size > _PIPELINED:
                 self.abort()
+                return False
+        return True
 
     def _refuse(self, answer: Answer) -> None:
         self._front.answered(self, self._request, answer)
@@ -244,8 +250,9 @@ class ServerConnection(asyncio.Protocol):
 
     def release_body(self) -> None:
         """The body is not needed any more: its memory counts no longer."""
-        self._buffered.give(self._held)
-        self._held = 0
+        if self._held:
+            self._buffered.give(self._held)
+            self._held = 0
 
     # --- replying --------------------------------------------------------------------------------------------
 
@@ -253,15 +260,15 @@ class ServerConnection(asyncio.Protocol):
         """End the current request with a whole reply."""
         self._answer(answer, keep=answer.keep)
 
-    def begin(self, status: int, headers: Headers, length: int | None) -> None:
-        """Start a passed-on reply; ``length`` None frames it by chunks, or by closing toward HTTP/1.0."""
+    def begin(self, status: int, lines: bytes, length: int | None) -> None:
+        """Start a passed-on reply with these header lines; ``length`` None frames it by chunks, or by closing toward
+        HTTP/1.0."""
         request = self._request
         assert request is not None
         self._phase = Phase.REPLY
-        self._chunked = length is None and request.http11
-        framing = Framing(length, self._chunked)
+        self._chunked = chunked = length is None and request.http11
         close = request.close or self._closing
-        self._out.append(reply_head(status, self._date(), headers, framing, close=close))
+        self._out.append(reply_head(status, self._date(), lines, length=length, chunked=chunked, close=close))
 
     def push(self, data: bytes) -> None:
         """Body bytes of the reply."""
@@ -352,8 +359,10 @@ class ServerConnection(asyncio.Protocol):
 
     def _write_answer(self, answer: Answer, *, close: bool) -> None:
         bodyless = answer.status == 204
-        framing = Framing() if bodyless else Framing(len(answer.body))
-        head = reply_head(answer.status, self._date(), answer.headers, framing, close=close)
+        length = None if bodyless else len(answer.body)
+        head = reply_head(
+            answer.status, self._date(), lines_of(answer.headers), length=length, chunked=False, close=close
+        )
         silent = bodyless or (self._request is not None and self._request.method == b"HEAD")
         self.bytes_out = 0 if silent else len(answer.body)
         self._transport.write(head if silent else head + answer.body)

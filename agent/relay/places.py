@@ -1,5 +1,9 @@
 """Where a routed request is sent, how connections to there are made and kept, and what an error from there means."""
 
+from random import Random
+
+from msgspec import Struct
+
 from agent.identity.certificate import server_name
 from agent.relay.attempt import Attempt
 from agent.relay.dialects.facts import Facts
@@ -22,7 +26,15 @@ _UNTOLD_TIMES = 4
 """How many times the usual length an answer may get if its client did not say."""
 
 
-def place_of(targets: Targets, routed: Routed) -> tuple[Target, Options] | None:
+class Place(Struct, frozen=True):
+    """Where an attempt goes: ``engine`` is None on the way to a peer's ingress."""
+
+    target: Target
+    options: Options
+    engine: LocalEndpoint | None = None
+
+
+def place_of(targets: Targets, routed: Routed) -> Place | None:
     """The engine or the peer's ingress that ``routed`` names; None if it is not there any more.
 
     Engines close idle sockets after 5 s, so ours are given up at 3 s; both ends of a peer's are ours.
@@ -31,35 +43,44 @@ def place_of(targets: Targets, routed: Routed) -> tuple[Target, Options] | None:
         endpoint = targets.local(routed.endpoint)
         if endpoint is None:
             return None
-        return Target(endpoint.name, endpoint.ip, endpoint.port), Options(
-            idle_ms=_ENGINE_IDLE_MS,
-            idle_most=_ENGINE_IDLE_MOST,
-            most=endpoint.connections,
-            off_host=endpoint.off_host,
+        return Place(
+            Target(endpoint.name, endpoint.ip, endpoint.port),
+            Options(
+                idle_ms=_ENGINE_IDLE_MS,
+                idle_most=_ENGINE_IDLE_MOST,
+                most=endpoint.connections,
+                off_host=endpoint.off_host,
+            ),
+            endpoint,
         )
     peer = targets.peer(routed.node)
     if peer is None:
         return None
-    return Target(peer.node, peer.ip, peer.port, peer.build), Options(
-        idle_ms=_PEER_IDLE_MS,
-        idle_most=_PEER_IDLE_MOST,
-        most=_PEER_MOST,
-        off_host=True,
-        context=peer.context,
-        server_name=server_name(peer.node),
-        pin=peer.pin,
+    return Place(
+        Target(peer.node, peer.ip, peer.port, peer.build),
+        Options(
+            idle_ms=_PEER_IDLE_MS,
+            idle_most=_PEER_IDLE_MOST,
+            most=_PEER_MOST,
+            off_host=True,
+            context=peer.context,
+            server_name=server_name(peer.node),
+            pin=peer.pin,
+        ),
     )
 
 
-def attempt_target(policy: ExchangePolicy, targets: Targets, routed: Routed, facts: Facts) -> events.Target:
-    """What the exchange machine needs to know of where an attempt goes.
+def attempt_target(
+    policy: ExchangePolicy, engine: LocalEndpoint | None, routed: Routed, facts: Facts
+) -> events.Target:
+    """What the exchange machine needs to know of where an attempt goes; ``engine`` is the own one, if it is one.
 
     An answer that comes whole is silent as long as it grows, so its patience goes by the longest it may get, not by
     what such answers usually are.
     """
     connect_ms, configured_ms, idle_ms = policy.connect_ms, 0, policy.idle_ms
-    if routed.node is None and (endpoint := targets.local(routed.endpoint)) is not None:
-        connect_ms, configured_ms, idle_ms = endpoint.connect_ms, endpoint.first_byte_ms, endpoint.idle_ms
+    if engine is not None:
+        connect_ms, configured_ms, idle_ms = engine.connect_ms, engine.first_byte_ms, engine.idle_ms
     limit = first_byte_limit_ms(
         ttft_ms=routed.ttft_ms,
         load_ms=routed.load_ms,
@@ -85,7 +106,7 @@ def _longer_by(routed: Routed, facts: Facts) -> int:
 
 
 def engine_request(
-    request: Request, asked: Asked, endpoint: LocalEndpoint, attempt: int, length: int, span: bytes
+    request: Request, asked: Asked, endpoint: LocalEndpoint, attempt: int, length: int, rng: Random
 ) -> bytes:
     """The head that goes to an own engine."""
     return engine_head(
@@ -94,13 +115,13 @@ def engine_request(
         length=length,
         request_id=asked.request_id,
         attempt=attempt,
-        passed=passed_up(request.headers, span, endpoint.pass_headers),
+        passed=passed_up(request.headers, rng, endpoint.pass_headers),
         authorization=endpoint.authorization,
     )
 
 
 def peer_request(
-    request: Request, asked: Asked, routed: Routed, route: str, length: int, span: bytes
+    request: Request, asked: Asked, routed: Routed, route: str, length: int, rng: Random
 ) -> bytes:
     """The head that goes to a peer's ingress."""
     assert routed.node is not None
@@ -109,7 +130,7 @@ def peer_request(
         node=routed.node,
         length=length,
         request_id=asked.request_id,
-        passed=passed_up(request.headers, span),
+        passed=passed_up(request.headers, rng),
         route=route,
         model=routed.served,
     )

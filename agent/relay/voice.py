@@ -3,7 +3,7 @@
 from agent.relay.codes import RETRY_AFTER_S, message_of
 from agent.relay.dialects.relayed import Tongue
 from agent.relay.front import Answer
-from agent.relay.headers import Headers
+from agent.relay.headers import Headers, lines_of
 from agent.relay.lists import JSON
 from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
@@ -52,23 +52,22 @@ class ApiVoice:
     def stream_error(self, code: str, *, mid_event: bool) -> bytes:
         return self._tongue.stream_error(code, message_of(code), mid_event=mid_event)
 
-    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
-        headers = [
-            (b"x-request-id", asked.request_id.encode("ascii")),
-            (b"x-pairmesh-node", routed.label.encode("ascii")),
-            (b"x-pairmesh-model", routed.served.encode("ascii")),
-        ]
+    def lines(self, asked: Asked, routed: Routed, attempts: int, status: int) -> bytes:
+        told = (
+            f"x-request-id: {asked.request_id}\r\nx-pairmesh-node: {routed.label}\r\n"
+            f"x-pairmesh-model: {routed.served}\r\n"
+        )
         if asked.is_work:
-            headers.append((b"x-pairmesh-decision-id", routed.decision_id.encode("ascii")))
-            headers.append((b"x-pairmesh-reason", routed.reason.encode("ascii")))
+            told += f"x-pairmesh-decision-id: {routed.decision_id}\r\nx-pairmesh-reason: {routed.reason}\r\n"
         if attempts > 1:
-            headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
+            told += f"x-pairmesh-attempts: {attempts}\r\n"
             if status in (502, 504):
-                headers.append((b"x-should-retry", b"false"))
+                told += "x-should-retry: false\r\n"
         if routed.hints is not None:
-            headers.append((b"x-pairmesh-hints", routed.hints.encode("ascii")))
+            told += f"x-pairmesh-hints: {routed.hints}\r\n"
         if routed.match is not None:
-            headers.append((b"x-pairmesh-match", routed.match.encode("ascii")))
+            told += f"x-pairmesh-match: {routed.match}\r\n"
         if routed.session is not None:
-            headers.append((b"x-pairmesh-session", routed.session.encode("ascii")))
-        return headers + self._cors
+            told += f"x-pairmesh-session: {routed.session}\r\n"
+        lines = told.encode("ascii")
+        return lines + lines_of(self._cors) if self._cors else lines

@@ -11,7 +11,6 @@ from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
 from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
-from agent.relay.headers import Headers
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.breaker import Breakers
@@ -24,7 +23,12 @@ SILENCE_SWEEP_S = 1.0
 
 
 class InHand(Protocol):
-    """A request that has not ended."""
+    """A request that has not ended. ``due`` is when it wants to hear that time passed, boot ms."""
+
+    due: int | None
+
+    def time_passed(self) -> None:
+        """``due`` has come."""
 
     def review(self) -> None:
         """Liveness may have changed: look at the peer this request depends on."""
@@ -37,11 +41,14 @@ class InHand(Protocol):
 
 
 class Hands(set[InHand]):
-    """All requests that have not ended."""
+    """All requests that have not ended, and the one timer that wakes them at their deadlines."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._emptied = asyncio.Event()
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
 
     def discard(self, request: object, /) -> None:
         super().discard(request)
@@ -53,6 +60,24 @@ class Hands(set[InHand]):
         while self:
             self._emptied.clear()
             await self._emptied.wait()
+
+    def wake_at(self, due: int, now: int) -> None:
+        """A request wants to be woken at ``due``, if it has not ended by then and does not want it later."""
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = asyncio.get_running_loop().call_later(max(0, due - now) / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._clock.boot_ms()
+        for request in [each for each in self if each.due is not None and each.due <= now]:
+            request.time_passed()
+        due = min([each.due for each in self if each.due is not None], default=None)
+        if due is not None:
+            self.wake_at(due, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +111,8 @@ class Voice(Protocol):
     def stream_error(self, code: str, *, mid_event: bool) -> bytes:
         """What is written before a broken event stream is cut; empty to only cut."""
 
-    def headers(self, asked: Asked, routed: Routed, attempts: int, status: int) -> Headers:
-        """Headers added to an upstream's reply."""
+    def lines(self, asked: Asked, routed: Routed, attempts: int, status: int) -> bytes:
+        """Header lines added to an upstream's reply."""
 
 
 def tell_breakers(breakers: Breakers, outcome: Outcome, now: int) -> None:

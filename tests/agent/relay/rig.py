@@ -305,7 +305,7 @@ def build(
         observer=observer or watch,
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
-        in_hand=Hands(),
+        in_hand=Hands(clock),
         first_bytes=first_bytes or NobodyAsks(),
     )
     return Relay(

@@ -6,7 +6,7 @@ from agent.relay.dialects.facts import Facts
 from agent.relay.places import attempt_target
 from agent.relay.ports import Routed
 from router_core.policy.exchange import ExchangePolicy
-from tests.agent.relay.rig import Fleet, at
+from tests.agent.relay.rig import at
 
 POLICY = ExchangePolicy()
 
@@ -38,7 +38,7 @@ def routed(*, output_tokens: int = 100, ttft_ms: float = 500.0, ect_ms: float = 
 
 
 def patience_ms(facts: Facts, **over: float) -> int:
-    return attempt_target(POLICY, Fleet(), routed(**over), facts).first_byte_ms
+    return attempt_target(POLICY, None, routed(**over), facts).first_byte_ms
 
 
 def test_a_stream_is_waited_for_by_its_first_token() -> None:

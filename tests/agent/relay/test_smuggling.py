@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import h11
@@ -224,6 +225,12 @@ async def taken(pieces: list[bytes]) -> list[tuple[Request, bytes]]:
     return front.requests
 
 
+async def test_a_request_with_too_much_behind_it_is_not_begun() -> None:
+    request = at_api(head(LENGTH, body=BODY), 80)
+    assert len(await taken([request + b"x" * 65_536])) == 1
+    assert await taken([request + b"x" * 65_537]) == []
+
+
 Read = tuple[bytes, bytes, bytes]
 """Method, target and body of one request."""
 
@@ -257,7 +264,7 @@ def readings(raw: bytes, pieces: list[bytes]) -> list[Read]:
     """What the connection reads, having held each request that would go upstream to its one meaning."""
     requests = asyncio.run(taken(pieces))
     for request, body in requests:
-        passed = passed_up(request.headers, b"0" * 16, frozenset({b"x-a"}))
+        passed = passed_up(request.headers, Random(1), frozenset({b"x-a"}))
         sent = engine_head(
             path=request.path,
             host=b"u:1",
