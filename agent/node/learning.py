@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.effects.clock import Clock
-from agent.engines.contract import Finish, Marks, Timings, TimingSource
+from agent.engines.contract import Finish, Timings, TimingSource
 from agent.engines.timings import read_timings
 from agent.observe.log import Log
 from agent.relay.ports import AttemptReport
@@ -97,7 +97,10 @@ class Learning:
         outcome = _outcome_of(report, row, timings, self._concurrency(row), now)
         self.profiles.learn(outcome)
         self._changed[row.profile_key] = None
-        self._log.debug("profile.learned", endpoint=routed.label or row.label, result=outcome.result.value)
+        if self._log.is_debugging:
+            self._log.debug(
+                "profile.learned", endpoint=routed.label or row.label, result=outcome.result.value
+            )
         return timings
 
     def claims(self, me: Id16) -> list[tuple[str, str, ProfileFacts]]:
@@ -160,18 +163,7 @@ def _timings_of(report: AttemptReport) -> Timings | None:
     marks = report.marks
     if marks is None or report.outcome.result is not Ended.DONE:
         return None
-    return read_timings(
-        report.head,
-        report.tail,
-        Marks(
-            sent_ms=marks.sent_ms,
-            head_ms=marks.head_ms,
-            last_byte_ms=marks.last_byte_ms,
-            first_byte_ms=marks.first_byte_ms,
-            first_content_ms=marks.first_content_ms,
-            content_events=marks.content_events,
-        ),
-    )
+    return read_timings(report.head, report.tail, marks)
 
 
 def _outcome_of(

@@ -44,18 +44,19 @@ class Observing:
         timings = self._learning.learn(report) if report.is_work else None
         self._placing.attempted(report, timings.gen_tokens if timings is not None else None)
         outcome, routed = report.outcome, report.routed
-        self._log.debug(
-            "attempt",
-            side=report.side,
-            decision=routed.decision_id,
-            endpoint=outcome.endpoint,
-            number=outcome.attempt,
-            result=outcome.result,
-            cause=outcome.cause,
-            status=outcome.status,
-            failure=outcome.failure,
-            refusal=outcome.refusal,
-        )
+        if self._log.is_debugging:
+            self._log.debug(
+                "attempt",
+                side=report.side,
+                decision=routed.decision_id,
+                endpoint=outcome.endpoint,
+                number=outcome.attempt,
+                result=outcome.result,
+                cause=outcome.cause,
+                status=outcome.status,
+                failure=outcome.failure,
+                refusal=outcome.refusal,
+            )
         if routed.node is not None:
             if outcome.cause in _UNREACHED or outcome.cause is Cause.IDENTITY:
                 self._targets.unreached(routed.node)

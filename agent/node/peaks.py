@@ -22,7 +22,9 @@ class Peaks:
     def note(self, count: int, now: int) -> None:
         """From ``now`` on there are ``count``."""
         falling = self._falling
-        falling[-1] = (falling[-1][0], now)
+        before = falling.pop()[0]
+        if count < before:
+            falling.append((before, now))
         while falling and falling[-1][0] <= count:
             falling.pop()
         falling.append((count, now))

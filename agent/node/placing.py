@@ -7,6 +7,7 @@ counts and sizes.
 
 import math
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from random import Random
 from typing import Protocol
 
@@ -334,17 +335,6 @@ def _turned(decision: Decision, known_as: str) -> Turned:
 
 def _request_of(asked: Asked, hints: Hints, session: bytes | None, pin: Pin | None) -> PlacementRequest:
     facts = asked.facts
-    requires = Capability(0)
-    for needed, capability in (
-        (facts.tools, Capability.TOOLS),
-        (facts.images, Capability.VISION),
-        (facts.audio_parts, Capability.AUDIO_IN),
-        (facts.json_schema, Capability.JSON_SCHEMA),
-        (facts.logprobs, Capability.LOGPROBS),
-        (facts.stream, Capability.STREAMING),
-    ):
-        if needed:
-            requires |= capability
     return PlacementRequest(
         request_id=asked.request_id,
         dialect=asked.dialect,
@@ -358,12 +348,39 @@ def _request_of(asked: Asked, hints: Hints, session: bytes | None, pin: Pin | No
         output_cap=facts.max_tokens,
         choices=facts.n or 1,
         num_ctx=facts.num_ctx,
-        requires=requires,
+        requires=_requires(
+            facts.tools,
+            facts.images > 0,
+            facts.audio_parts > 0,
+            facts.json_schema,
+            facts.logprobs,
+            facts.stream,
+        ),
         hints=hints,
         caller=asked.caller,
         session=session,
         pin=pin,
     )
+
+
+@lru_cache(maxsize=64)
+def _requires(*needed: bool) -> Capability:
+    """The capabilities that are needed, of those that the facts of a body tell."""
+    requires = Capability(0)
+    for is_needed, capability in zip(needed, _OF_FACTS, strict=True):
+        if is_needed:
+            requires |= capability
+    return requires
+
+
+_OF_FACTS = (
+    Capability.TOOLS,
+    Capability.VISION,
+    Capability.AUDIO_IN,
+    Capability.JSON_SCHEMA,
+    Capability.LOGPROBS,
+    Capability.STREAMING,
+)
 
 
 def _ln_error(actual_ms: float | None, predicted_s: float) -> float | None:

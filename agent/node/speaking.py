@@ -105,8 +105,12 @@ class Speaking:
 
     def work_changed(self, endpoint: str) -> None:
         """A request entered or left an own endpoint."""
-        self._peaks.setdefault(endpoint, Peaks()).note(self._work.in_flight(endpoint), self._clock.boot_ms())
-        self._soon()
+        peaks = self._peaks.get(endpoint)
+        if peaks is None:
+            peaks = self._peaks[endpoint] = Peaks()
+        peaks.note(self._work.in_flight(endpoint), self._clock.boot_ms())
+        if self._timer is None:
+            self._soon()
 
     def drain(self) -> None:
         """Say that nothing new is taken."""

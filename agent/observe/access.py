@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, TextIO
 
 import msgspec
@@ -66,12 +67,17 @@ class AccessLog:
         )
 
     def _rendered(self, wall_ms: int, line: Struct) -> str:
-        at = datetime.fromtimestamp(wall_ms / 1000, UTC)
         if self._human:
+            at = datetime.fromtimestamp(wall_ms / 1000, UTC)
             return human_line(at, Severity.INFO, "request", msgspec.structs.asdict(line)) + "\n"
-        stamp = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        second, ms = divmod(wall_ms, 1000)
         fields = _ENCODER.encode(line)[1:].decode()
-        return f'{{"at":"{stamp}","level":"info","event":"request",{fields}\n'
+        return f'{{"at":"{_to_the_second(second)}.{ms:03}Z","level":"info","event":"request",{fields}\n'
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(wall_s: int) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def stream_access_log(stream: TextIO, clock: Clock) -> AccessLog:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from router_core import limits
 
@@ -20,6 +21,8 @@ KEPT_MS: Final = 7 * 24 * 3_600_000
 AUDIT_ROWS: Final = 10_000
 TRIM_SHARE: Final = 10
 _WAL_BYTES: Final = 4 * limits.MIB
+_ROWS_AT_ONCE: Final = 64
+"""Rows of one statement: each statement hands the interpreter to the other threads once, and takes it back."""
 
 _TABLES: Final = """
 create table if not exists decisions (
@@ -79,10 +82,11 @@ class JournalFile:
         """One transaction; a decision already there by id is replaced."""
         db = self._open_db()
         with db:
-            db.executemany(
-                "insert or replace into decisions values (?, ?, ?, ?, ?, ?, ?, ?)",
-                [(r.id, r.at_ms, r.request_id, r.action, r.reason, r.node, r.model, r.body) for r in rows],
-            )
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                part = rows[start : start + _ROWS_AT_ONCE]
+                places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
+                values = [value for row in part for value in astuple(row)]
+                db.execute(f"insert or replace into decisions values {places}", values)
             db.executemany(
                 "insert into audit (at_ms, event, body) values (?, ?, ?)",
                 [(a.at_ms, a.event, a.body) for a in audit],

@@ -60,6 +60,11 @@ class Log:
         self._seen: OrderedDict[tuple[object, ...], _Window] = OrderedDict()
         self.lost = 0
 
+    @property
+    def is_debugging(self) -> bool:
+        """Whether lines of ``debug`` are written: to be asked first where a request would pay for their fields."""
+        return self._least <= Severity.DEBUG
+
     def debug(self, event: str, /, **fields: object) -> None:
         self.event(Severity.DEBUG, event, fields)
 

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -21,11 +21,12 @@ from router_core.errors import LocalMisuse
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-_FITTED_KEPT: Final = 1_024
+_KNOWN_KEPT: Final = 1_024
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,127}")
 
 Labels = tuple[str, ...]
 Number = int | float
+_T = TypeVar("_T")
 
 
 class Shape(Enum):
@@ -67,18 +68,22 @@ class Counter:
     """A number that only rises. ``inc("route", "native")``: label values in the order of ``labels``."""
 
     def __init__(self, name: str, text: str, labels: Labels = ()) -> None:
-        self.name, self.text, self._cap = _checked(name, labels), text, _Cap(labels)
-        self._values: dict[Labels, Number] = {} if labels else {(): 0}
+        self.name, self.text = _checked(name, labels), text
+        self._cells: _Cells[list[Number]] = _Cells(labels, lambda: [0])
+        if not labels:
+            self._cells.of(())
 
     def inc(self, *labels: str, by: Number = 1) -> None:
-        key = self._cap.fit(labels)
-        self._values[key] = self._values.get(key, 0) + by
+        cell = self._cells.known.get(labels) or self._cells.of(labels)
+        cell[0] += by
 
     def value(self, *labels: str) -> Number | None:
-        return self._values.get(labels)
+        cell = self._cells.shown.get(labels)
+        return None if cell is None else cell[0]
 
     def collect(self) -> Iterable[Family]:
-        yield gauge_family(self.name, self.text, self._cap.labels, self._values, Shape.COUNTER)
+        values = {key: cell[0] for key, cell in self._cells.shown.items()}
+        yield gauge_family(self.name, self.text, self._cells.labels, values, Shape.COUNTER)
 
 
 class Gauge:
@@ -106,30 +111,29 @@ class Histogram:
     """Counts per upper bound, their sum and number; ``bounds`` rise and end below infinity."""
 
     def __init__(self, name: str, text: str, labels: Labels = (), bounds: Sequence[float] = SECONDS) -> None:
-        self.name, self.text, self._cap = _checked(name, labels), text, _Cap(labels)
+        self.name, self.text = _checked(name, labels), text
         if list(bounds) != sorted(set(bounds)):
             raise LocalMisuse(f"bounds of {name} must rise")
         self._bounds = tuple(bounds)
-        self._rows: dict[Labels, tuple[list[int], list[float]]] = {}
+        self._cells: _Cells[tuple[list[int], list[float]]] = _Cells(
+            labels, lambda: ([0] * (len(bounds) + 1), [0.0])
+        )
 
     def observe(self, value: Number, *labels: str) -> None:
-        key = self._cap.fit(labels)
-        if key not in self._rows:
-            self._rows[key] = ([0] * (len(self._bounds) + 1), [0.0])
-        counts, total = self._rows[key]
+        counts, total = self._cells.known.get(labels) or self._cells.of(labels)
         counts[bisect_left(self._bounds, value)] += 1
         total[0] += value
 
     def collect(self) -> Iterable[Family]:
         series: list[tuple[str, str, Labels, Number]] = []
-        for key, (counts, total) in self._rows.items():
+        for key, (counts, total) in self._cells.shown.items():
             running = 0
             for bound, count in zip((*map(_number, self._bounds), "+Inf"), counts, strict=True):
                 running += count
                 series.append(("_bucket", bound, key, running))
             series += [("_sum", "", key, total[0]), ("_count", "", key, running)]
         yield Family(
-            name=self.name, help=self.text, shape=Shape.HISTOGRAM, labels=self._cap.labels, series=series
+            name=self.name, help=self.text, shape=Shape.HISTOGRAM, labels=self._cells.labels, series=series
         )
 
 
@@ -168,17 +172,8 @@ class _Cap:
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self._shown: list[dict[str, str]] = [{} for _ in labels]
-        self._fitted: dict[Labels, Labels] = {}
 
     def fit(self, values: Labels) -> Labels:
-        fitted = self._fitted.get(values)
-        if fitted is None:
-            fitted = self._fit(values)
-            if len(self._fitted) < _FITTED_KEPT:
-                self._fitted[values] = fitted
-        return fitted
-
-    def _fit(self, values: Labels) -> Labels:
         if len(values) != len(self.labels):
             raise LocalMisuse(f"{len(values)} label values given, {len(self.labels)} wanted: {self.labels}")
         return tuple(self._one(shown, value) for shown, value in zip(self._shown, values, strict=True))
@@ -191,6 +186,27 @@ class _Cap:
             fit = "".join(ch if ch.isprintable() else "?" for ch in value[: limits.LOG_TEXT])
             shown[value] = fit
         return fit
+
+
+class _Cells(Generic[_T]):
+    """What is counted under each combination of labels: ``shown`` by labels as exposed, ``known`` by labels as given,
+    as many as are worth remembering."""
+
+    def __init__(self, labels: Labels, new: Callable[[], _T]) -> None:
+        self.labels = labels
+        self.shown: dict[Labels, _T] = {}
+        self.known: dict[Labels, _T] = {}
+        self._cap = _Cap(labels)
+        self._new = new
+
+    def of(self, values: Labels) -> _T:
+        fitted = self._cap.fit(values)
+        cell = self.shown.get(fitted)
+        if cell is None:
+            cell = self.shown[fitted] = self._new()
+        if len(self.known) < _KNOWN_KEPT:
+            self.known[values] = cell
+        return cell
 
 
 def _checked(name: str, labels: Labels) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
+from agent.engines.contract import Marks
 from agent.relay.dialects.streams import Stream, stream_of
 from agent.relay.dialects.tail import Tail
 from agent.relay.headers import Headers, value_of
-from agent.relay.ports import Asked, AttemptReport, FirstBytes, Marks, Routed
+from agent.relay.ports import Asked, AttemptReport, FirstBytes, Routed
 from agent.relay.route import decode_state
 from router_core.exchange.events import Outcome
 from router_core.placement.reasons import Cause as RefusalCause

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from agent.engines.contract import Marks
 from agent.relay.dialects.facts import Facts
 from router_core.exchange.events import Outcome
 from router_core.ids import NodeId
@@ -119,17 +120,6 @@ Placer = Callable[[Asked], Choosing]
 
 
 # --- targets -------------------------------------------------------------------------------------------------
-
-
-class Marks(Struct, frozen=True, gc=False, kw_only=True):
-    """When an attempt's answer did what, boot milliseconds; ``content_events`` None if it was no stream."""
-
-    sent_ms: float
-    head_ms: float
-    last_byte_ms: float
-    first_byte_ms: float | None = None
-    first_content_ms: float | None = None
-    content_events: int | None = None
 
 
 class LocalEndpoint(Protocol):

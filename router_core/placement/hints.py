@@ -7,7 +7,7 @@ means anything is found out against the fleet.
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -76,7 +76,7 @@ class HintFault(Struct, frozen=True, gc=False, kw_only=True):
 
 
 def parse_hints(
-    headers: Iterable[tuple[str, str]],
+    headers: Sequence[tuple[str, str]],
     body: bytes | None = None,
     grants: Grants = LOCAL,
     session_headers: tuple[str, ...] = (),
@@ -86,6 +86,8 @@ def parse_hints(
     The result holds only what could be understood; ``notes`` tells the rest. ``session`` is left as the client sent
     it and must be hashed before it is kept.
     """
+    if not headers and body is None and grants is LOCAL:
+        return NO_HINTS
     notes: list[HintNote] = []
     told: dict[str, Any] = {}
     fault = _read_body(body, told, notes)

@@ -14,6 +14,7 @@ from agent.engines.contract import (
     Health,
     Identity,
     LoadSource,
+    Marks,
     OwnedModel,
     Residency,
     ResidentModel,
@@ -26,7 +27,7 @@ from agent.node.work import WatchedWork
 from agent.observe.instruments import DecisionMetrics
 from agent.observe.log import Log
 from agent.relay.dialects.facts import Facts
-from agent.relay.ports import AccessLine, Asked, AttemptReport, Marks, Routed
+from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.store.profiles import ProfileStore
 from router_core.exchange.breaker import Breakers
