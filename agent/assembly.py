@@ -320,7 +320,7 @@ class Assembly:
                 claims=partial(self.learning.claims, self.own.id16),
                 used=self.learning.used,
             ),
-            Listeners(view=self._said, mesh=self._told_mesh),
+            Listeners(view=self._said, mesh=self._told_mesh, work=self._report_work),
             self.work,
             self.clock,
             version=__version__,
@@ -518,8 +518,10 @@ class Assembly:
     def _work_changed(self, endpoint: str) -> None:
         self.speaking.work_changed(endpoint)
         self.sampler.worked()
+
+    def _report_work(self, endpoint: str, in_flight: int, began: bool) -> None:
         if endpoint in self.engines.endpoints():
-            self.engines.report_work(endpoint, self.work.in_flight(endpoint))
+            self.engines.report_work(endpoint, in_flight, began=began)
 
     def _said(self, static: Static, volatile: Volatile) -> None:
         self.viewing.said(static, volatile, OWN_DUE_MS)

@@ -129,10 +129,11 @@ class EndpointMonitor:
 
     # What the relay tells.
 
-    def report_work(self, in_flight: int) -> None:
-        """Own requests now in the engine's hands. Who reports them needs not be told, so nobody is."""
+    def report_work(self, in_flight: int, *, began: bool = False) -> None:
+        """Own requests now in the engine's hands, and whether any ``began`` since the last report, though it may have
+        ended since. Who reports them needs not be told, so nobody is."""
         now = self._clock.boot_ms()
-        if in_flight > self._in_flight:
+        if began or in_flight > self._in_flight:
             self._worked_ms = now
             if now + self._cadence.busy_ms < self._fast_at:
                 self._fast_at = now + self._cadence.busy_ms

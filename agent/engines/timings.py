@@ -33,6 +33,7 @@ _NS_PER_MS = 1e6
 _TOLD = re.compile(
     rb'"(?:timings|usage|error|total_duration|done_reason)"|"(?:finish_reason|stop_reason|status)"\s*:\s*"'
 )
+_LINE_END = re.compile(rb"[\r\n]")
 _OBJECT = re.compile(rb'"(timings|usage)"\s*:\s*(?=\{)')
 _FINISHED = re.compile(rb'"(?:finish_reason|stop_reason|done_reason)"\s*:\s*"([a-z_]{1,32})"')
 _NATIVE = re.compile(
@@ -154,18 +155,28 @@ def _collect(head: bytes, tail: bytes) -> _Told:
 
 
 def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects that hold figures: events of a stream, or the body itself if it is whole."""
-    pieces = (tail,) if tail.startswith(head) else (head, tail)
-    for piece in pieces:
-        for line in piece.splitlines():
-            raw = line.removeprefix(b"data:").strip()
-            if raw.startswith(b"{") and _TOLD.search(raw):
-                try:
-                    told = msgspec.json.decode(raw)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    continue
-                if isinstance(told, dict):
-                    yield told
+    """The JSON objects that hold figures: the body itself if it is one and whole, or events of a stream."""
+    is_whole = tail.startswith(head)
+    if is_whole and head.startswith(b"{") and (told := _object(tail)) is not None:
+        yield told
+        return
+    for piece in (tail,) if is_whole else (head, tail):
+        done = 0
+        while (found := _TOLD.search(piece, done)) is not None:
+            start = max(piece.rfind(b"\n", 0, found.start()), piece.rfind(b"\r", 0, found.start())) + 1
+            end = _LINE_END.search(piece, found.end())
+            done = len(piece) if end is None else end.start()
+            raw = piece[start:done].removeprefix(b"data:").strip()
+            if raw.startswith(b"{") and (told := _object(raw)) is not None:
+                yield told
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        told = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
 
 
 def _search(head: bytes, tail: bytes) -> _Told:

@@ -76,9 +76,9 @@ class EngineWatch:
         """The newest status of every endpoint, by name, at each look."""
         return self._newest
 
-    def report_work(self, endpoint: str, in_flight: int) -> None:
-        """Own requests now in the hands of an engine; call it whenever the number changes."""
-        self._monitors[endpoint].report_work(in_flight)
+    def report_work(self, endpoint: str, in_flight: int, *, began: bool = False) -> None:
+        """Own requests now in the hands of an engine; call it when the number changes or any ``began`` since."""
+        self._monitors[endpoint].report_work(in_flight, began=began)
 
     def report_sent(self, endpoint: str, model: str, sent_ms: int) -> None:
         """A request for ``model`` was sent to an engine at ``sent_ms``, boot time."""

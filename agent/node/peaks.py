@@ -19,8 +19,8 @@ class Peaks:
         """Counts remembered."""
         return len(self._falling)
 
-    def note(self, count: int, now: int) -> None:
-        """From ``now`` on there are ``count``."""
+    def note(self, count: int, now: int) -> bool:
+        """From ``now`` on there are ``count``; whether that is more than before."""
         falling = self._falling
         before = falling.pop()[0]
         if count < before:
@@ -28,6 +28,7 @@ class Peaks:
         while falling and falling[-1][0] <= count:
             falling.pop()
         falling.append((count, now))
+        return count > before
 
     def most(self, since: int) -> int:
         """The highest count at any time from ``since`` on; earlier ones are forgotten."""

@@ -52,10 +52,12 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Who hears a statement: the own view, and the mesh (with ``urgent``)."""
+    """Who hears a statement: the own view, and the mesh (with ``urgent``). ``work`` hears of each endpoint whose requests
+    in hand changed since the last statement, before the next one is made: how many there are, and whether any began."""
 
     view: Callable[[Static, Volatile], None]
     mesh: Callable[[Static, Volatile, bool], None]
+    work: Callable[[str, int, bool], None]
 
 
 class Speaking:
@@ -82,6 +84,7 @@ class Speaking:
         self._timer: asyncio.Handle | None = None
         self._due_s = 0.0
         self._peaks: dict[str, Peaks] = {}
+        self._worked: dict[str, bool] = {}
         self._polled: dict[str, tuple[int | None, int]] = {}
         self._times: dict[tuple[str, str], ModelTimes] = {}
         self._claims: list[tuple[str, str, ProfileFacts]] = []
@@ -108,7 +111,9 @@ class Speaking:
         peaks = self._peaks.get(endpoint)
         if peaks is None:
             peaks = self._peaks[endpoint] = Peaks()
-        peaks.note(self._work.in_flight(endpoint), self._clock.boot_ms())
+        began = peaks.note(self._work.in_flight(endpoint), self._clock.boot_ms())
+        if began or endpoint not in self._worked:
+            self._worked[endpoint] = began
         if self._timer is None:
             self._soon()
 
@@ -123,6 +128,9 @@ class Speaking:
             self._timer.cancel()
             self._timer = None
         now = self._clock.boot_ms()
+        worked, self._worked = self._worked, {}
+        for endpoint, began in worked.items():
+            self._listeners.work(endpoint, self._work.in_flight(endpoint), began)
         endpoints = list(self._sources.endpoints().values())
         self._watch_models(endpoints, now)
         static = self._stated(endpoints, now)
@@ -130,7 +138,7 @@ class Speaking:
             static,
             sampled=self._sampled,
             endpoints=endpoints,
-            work={endpoint.name: self._work_at(endpoint, now) for endpoint in endpoints},
+            work={each.name: self._work_at(each, now) for each in endpoints},
             times=self._times,
             seen=self._work.seen(now),
             disp=self._sources.dispatch() if self._router else None,

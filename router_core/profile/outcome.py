@@ -20,7 +20,7 @@ class Result(Enum):
     OTHER = "other"
 
 
-class ProfileKey(Struct, frozen=True, gc=False, kw_only=True):
+class ProfileKey(Struct, frozen=True, gc=False, kw_only=True, cache_hash=True):
     """One engine configuration serving one model. ``model`` is the digest in hex where known, else the name."""
 
     node: Id16

@@ -1,40 +1,50 @@
 """The OpenAI dialects ``chat``, ``completion`` and ``embed``: reading a body, telling an error.
 
-One typed decode per body whose fields are all raw, so that text is measured and never built, and so that an odd
-field reads as "not told" and goes to the engine as it stands.
+One typed decode per body in which text stays raw, so that it is measured and never built. A body with a field of an
+odd type is decoded once more with all fields raw: what is odd reads as "not told" and goes to the engine as it stands.
 """
-
-from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from agent.relay.dialects import raw as raws
 from agent.relay.dialects.facts import BodyFault, Facts
-from agent.relay.dialects.raw import NONE, OFF, inputs_of, size_of, whole
+from agent.relay.dialects.raw import NONE, OFF, TOKENS_MOST, inputs_of, size_of, whole
 from router_core.record.state import Dialect
 
 _COMPLETION_DEFAULT = 16
 _CHOICES_MOST = 1_024
 
 
-class _Body(Struct, gc=False):
-    model: Raw = NONE
-    stream: Raw = NONE
-    max_tokens: Raw = NONE
-    max_completion_tokens: Raw = NONE
-    messages: Raw = NONE
+class _Message(Struct, gc=False):
+    content: Raw = NONE
+
+
+class _Anything(Struct, gc=False):
     prompt: Raw = NONE
     input: Raw = NONE
     tools: Raw = NONE
     response_format: Raw = NONE
     logprobs: Raw = NONE
-    n: Raw = NONE
     pairmesh: Raw = NONE
 
 
-class _Message(Struct, gc=False):
-    content: Raw = NONE
+class _Body(_Anything, gc=False, kw_only=True):
+    model: str
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    messages: list[_Message] | None = None
+    n: int | None = None
+
+
+class _OddBody(_Anything, gc=False, kw_only=True):
+    model: Raw = NONE
+    stream: Raw = NONE
+    max_tokens: Raw = NONE
+    max_completion_tokens: Raw = NONE
+    messages: Raw = NONE
+    n: Raw = NONE
 
 
 class _Part(Struct, gc=False):
@@ -47,6 +57,7 @@ class _Format(Struct, gc=False):
 
 
 _body = msgspec.json.Decoder(_Body).decode
+_odd_body = msgspec.json.Decoder(_OddBody).decode
 _messages = raws.decoder(list[_Message])
 _parts = raws.decoder(list[_Part])
 _format = raws.decoder(_Format)
@@ -54,41 +65,75 @@ _format = raws.decoder(_Format)
 
 def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     """The facts of ``body``, or why it is ours to refuse."""
+    unread = 0
     try:
-        told = _body(body)
+        try:
+            told = _body(body)
+        except msgspec.ValidationError:
+            read = _read_odd(body)
+            if read is None:
+                return BodyFault.MODEL_MISSING
+            told, unread = read
     except (msgspec.MsgspecError, RecursionError):
         return BodyFault.BAD_REQUEST
-    model = raws.text(told.model)
-    if model is None:
-        return BodyFault.MODEL_MISSING
-    common: dict[str, Any] = {
-        "model": model,
-        "hints": bytes(told.pairmesh) or None,
-    }
+    hints = None if told.pairmesh is NONE else bytes(told.pairmesh)
     if dialect is Dialect.EMBED:
         size, items = inputs_of(told.input)
-        return Facts(text_bytes=size, items=items, max_tokens=0, **common)
-    common["stream"] = bytes(told.stream) == b"true"
-    common["n"] = whole(told.n, _CHOICES_MOST)
-    common["logprobs"] = bytes(told.logprobs) not in OFF
-    common["json_schema"] = _has_schema(told.response_format)
+        return Facts(model=told.model, hints=hints, text_bytes=size, items=items, max_tokens=0)
+    images = audio = 0
+    cap = _within(told.max_tokens)
+    tools = False
     if dialect is Dialect.COMPLETION:
         size, _ = inputs_of(told.prompt)
-        cap = whole(told.max_tokens)
-        return Facts(text_bytes=size, max_tokens=_COMPLETION_DEFAULT if cap is None else cap, **common)
-    cap = whole(told.max_completion_tokens)
-    if cap is None:
-        cap = whole(told.max_tokens)
-    size, images, audio = _measure(told.messages)
-    tools = bytes(told.tools) not in OFF
+        cap = _COMPLETION_DEFAULT if cap is None else cap
+    else:
+        most = _within(told.max_completion_tokens)
+        cap = cap if most is None else most
+        size, images, audio = _measure(told.messages)
+        tools = told.tools is not NONE and bytes(told.tools) not in OFF
+        size += unread + (len(bytes(told.tools)) if tools else 0)
     return Facts(
-        text_bytes=size + (len(bytes(told.tools)) if tools else 0),
+        model=told.model,
+        hints=hints,
+        stream=told.stream is True,
+        n=_within(told.n, _CHOICES_MOST),
+        logprobs=told.logprobs is not NONE and bytes(told.logprobs) not in OFF,
+        json_schema=told.response_format is not NONE and _has_schema(told.response_format),
+        text_bytes=size,
         images=images,
         audio_parts=audio,
         max_tokens=cap,
         tools=tools,
-        **common,
     )
+
+
+def _read_odd(body: bytes | bytearray) -> tuple[_Body, int] | None:
+    """A body in which some field is not of its type, without what is odd, and the size of messages that are no list of
+    messages; None without a model. Raises what a decoder raises."""
+    told = _odd_body(body)
+    model = raws.text(told.model)
+    if model is None:
+        return None
+    messages = _messages(told.messages)
+    known = _Body(
+        model=model,
+        stream=bytes(told.stream) == b"true",
+        max_tokens=whole(told.max_tokens),
+        max_completion_tokens=whole(told.max_completion_tokens),
+        messages=messages,
+        n=whole(told.n),
+        prompt=told.prompt,
+        input=told.input,
+        tools=told.tools,
+        response_format=told.response_format,
+        logprobs=told.logprobs,
+        pairmesh=told.pairmesh,
+    )
+    return known, size_of(told.messages) if messages is None else 0
+
+
+def _within(value: int | None, most: int = TOKENS_MOST) -> int | None:
+    return value if value is not None and 1 <= value <= most else None
 
 
 def _has_schema(raw: Raw) -> bool:
@@ -96,13 +141,10 @@ def _has_schema(raw: Raw) -> bool:
     return told is not None and told.type == "json_schema"
 
 
-def _measure(raw: Raw) -> tuple[int, int, int]:
+def _measure(messages: list[_Message] | None) -> tuple[int, int, int]:
     """Text bytes, pictures and audio parts of a list of messages."""
-    messages = _messages(raw)
-    if messages is None:
-        return size_of(raw), 0, 0
     text = images = audio = 0
-    for message in messages:
+    for message in messages or ():
         parts = _parts(message.content) if raws.is_list(message.content) else None
         if parts is None:
             text += size_of(message.content)

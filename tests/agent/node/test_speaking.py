@@ -41,6 +41,7 @@ class Spoken:
         self.reserved_mib = 0
         self.own: list[tuple[Static, Volatile]] = []
         self.mesh: list[tuple[Static, Volatile, bool]] = []
+        self.reported: list[tuple[str, int, bool]] = []
         self.speaking = Speaking(
             Sources(
                 endpoints=lambda: self.endpoints,
@@ -53,6 +54,7 @@ class Spoken:
             Listeners(
                 view=lambda static, volatile: self.own.append((static, volatile)),
                 mesh=lambda static, volatile, urgent: self.mesh.append((static, volatile, urgent)),
+                work=lambda endpoint, in_flight, began: self.reported.append((endpoint, in_flight, began)),
             ),
             self.work,
             self.clock,
@@ -97,6 +99,18 @@ async def test_changes_of_a_moment_are_one_statement(node: Spoken) -> None:
     assert not node.mesh
     await until(lambda: node.mesh)
     assert (len(node.mesh), len(node.own)) == (1, 1)
+
+
+async def test_an_engine_hears_with_each_statement_what_is_in_hand_and_if_any_began(node: Spoken) -> None:
+    first, second = (node.work.start("llama", 1.0, node.clock.now) for _ in range(2))
+    node.say()
+    node.work.finish(first)
+    node.say()
+    node.work.finish(second)
+    node.work.finish(node.work.start("llama", 1.0, node.clock.now))
+    node.say()
+    node.say()
+    assert node.reported == [("llama", 2, True), ("llama", 1, False), ("llama", 0, True)]
 
 
 async def test_what_others_must_know_at_once_does_not_wait_for_the_moment(node: Spoken) -> None:

@@ -143,6 +143,19 @@ def test_no_oddity_but_the_models_is_ours_to_refuse(told: dict[str, Any], dialec
     assert facts.model == "m"
 
 
+@given(
+    st.dictionaries(FIELDS, ODD, max_size=8),
+    st.sampled_from((Dialect.CHAT, Dialect.COMPLETION, Dialect.EMBED)),
+)
+@settings(max_examples=100, deadline=None)
+def test_one_odd_field_changes_nothing_of_what_the_others_tell(
+    told: dict[str, Any], dialect: Dialect
+) -> None:
+    plain = json.dumps({"model": "m"} | told | {"n": None}).encode()
+    odd = json.dumps({"model": "m"} | told | {"n": "many"}).encode()
+    assert openai.read(dialect, odd) == openai.read(dialect, plain)
+
+
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_are_facts_or_a_fault(body: bytes) -> None:
