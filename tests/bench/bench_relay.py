@@ -2,7 +2,9 @@
 
 Processes on loopback: the upstream behind two ports, a whole daemon with one endpoint for each, and the load.
 Decisions, records, metrics, logging and sampling are on. ``relay.added_p50_us.c1`` is the difference of the medians
-at one connection, the median of the rounds; its gate is 250 us. Throughput at 16 connections is printed beside direct.
+at one connection, the median of the rounds; its gate is 250 us. Throughput at 16 connections is printed beside direct,
+and what the daemon's process itself used of the CPUs for each of those requests (``relay.cpu_us_per_request``), which
+depends least on what else the host does.
 
 ``--peers`` adds vllm-router, smg and haproxy before the same two upstreams, which are nginx then, under load by wrk:
 for each round the relay's throughput over the peer's and its added p50 over the peer's, their median, least and
@@ -18,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
 import uvloop
 
 from tests.bench import relay_peers as peers
@@ -150,6 +153,8 @@ class Rounds:
 
     p50_us: dict[str, list[float]]
     rps: dict[str, list[float]]
+    cpu_us: list[float] = field(default_factory=list)
+    """CPU time of the relay's daemon per request at 16 connections."""
 
     def added_us(self, name: str) -> list[float]:
         return [mine - direct for mine, direct in zip(self.p50_us[name], self.p50_us["direct"], strict=True)]
@@ -161,8 +166,10 @@ async def own_load(port: int, connections: int, seconds: float) -> tuple[float, 
     return median(taken) / 1000, len(taken) / (time.perf_counter() - since)
 
 
-async def measure(ports: Mapping[str, int], drive: Drive, latency_s: float, throughput_s: float) -> Rounds:
-    """Rounds over all subjects, each round in another order."""
+async def measure(
+    ports: Mapping[str, int], drive: Drive, used_s: Callable[[], float], latency_s: float, throughput_s: float
+) -> Rounds:
+    """Rounds over all subjects, each round in another order. ``used_s`` tells the CPU time of the daemon so far."""
     rounds = Rounds(p50_us={name: [] for name in ports}, rps={name: [] for name in ports})
     for port in ports.values():
         await drive(port, 16, WARM_UP_S)
@@ -173,7 +180,12 @@ async def measure(ports: Mapping[str, int], drive: Drive, latency_s: float, thro
         for name in order:
             rounds.p50_us[name].append((await drive(ports[name], 1, latency_s))[0])
         for name in order:
-            rounds.rps[name].append((await drive(ports[name], 16, throughput_s))[1])
+            before_s, since = used_s(), time.perf_counter()
+            rps = (await drive(ports[name], 16, throughput_s))[1]
+            rounds.rps[name].append(rps)
+            if name == RELAY:
+                requests = rps * (time.perf_counter() - since)
+                rounds.cpu_us.append(1e6 * (used_s() - before_s) / requests)
     return rounds
 
 
@@ -184,6 +196,7 @@ def told(rounds: Rounds) -> list[Figure]:
         against("relay.added_p50_us.c1", median(rounds.added_us(RELAY)), "us", ADDED_P50_LIMIT_US),
         Figure("relay.direct_rps.c16", median(rounds.rps["direct"]), "req/s"),
         against("relay.rps.c16", median(rounds.rps[RELAY]), "req/s", median(rounds.rps["direct"])),
+        Figure("relay.cpu_us_per_request", median(rounds.cpu_us), "us"),
     ]
     return figures + [figure for name in peers.PEERS if name in rounds.rps for figure in beside(name, rounds)]
 
@@ -248,8 +261,8 @@ def upstreams() -> Iterator[list[int]]:
 
 
 @contextlib.asynccontextmanager
-async def daemon(ports: Sequence[int], folder: Path) -> AsyncIterator[int]:
-    """The API port of a daemon before the upstreams at ``ports``."""
+async def daemon(ports: Sequence[int], folder: Path) -> AsyncIterator[tuple[int, Callable[[], float]]]:
+    """The API port of a daemon before the upstreams at ``ports``, and how many seconds of the CPUs it used so far."""
     node = Node(name="bench", ip="127.0.0.1", base=folder)
     node.write_settings([])
     for number, port in enumerate(ports):
@@ -258,15 +271,23 @@ async def daemon(ports: Sequence[int], folder: Path) -> AsyncIterator[int]:
     await node.start()
     try:
         await served(node.ports["api"])
-        yield node.ports["api"]
+        assert node.process is not None
+        process = psutil.Process(node.process.pid)
+
+        def used_s() -> float:
+            times = process.cpu_times()
+            return float(times.user + times.system)
+
+        yield node.ports["api"], used_s
     finally:
         await node.kill()
 
 
 async def alone(folder: Path) -> Rounds:
     with upstreams() as ports:
-        async with daemon(ports, folder) as port:
-            return await measure({"direct": ports[0], RELAY: port}, own_load, LATENCY_S, THROUGHPUT_S)
+        async with daemon(ports, folder) as (port, used_s):
+            subjects = {"direct": ports[0], RELAY: port}
+            return await measure(subjects, own_load, used_s, LATENCY_S, THROUGHPUT_S)
 
 
 async def beside_peers(folder: Path, seconds: float) -> Rounds:
@@ -284,9 +305,9 @@ async def beside_peers(folder: Path, seconds: float) -> Rounds:
                 subjects[name] = stack.enter_context(peers.peer(name, of, ports, folder, BODY))
             except peers.Absent as why:
                 print(f"{name} is not measured, its gate did not run: {why}", file=sys.stderr)
-        async with daemon(ports, folder / "node") as port:
+        async with daemon(ports, folder / "node") as (port, used_s):
             subjects[RELAY] = port
-            return await measure(subjects, drive, seconds, seconds)
+            return await measure(subjects, drive, used_s, seconds, seconds)
 
 
 async def served(port: int) -> None:
