@@ -2,8 +2,8 @@
 
 An adapter turns one engine's dialect of facts into these types. Rules: unknown is ``None``, never 0; looking
 changes nothing (no call may load, wake, keep alive or evict a model, or run a token through it);
-``native_id`` is kept as the engine spells it and is the only model name ever sent to it. Relaying requests
-and judging nodes are somebody else's work.
+``native_id`` is kept as the engine spells it and is the only model name ever sent to it. What changes an engine
+is an ``EngineControl``, which no adapter is. Relaying requests and judging nodes are somebody else's work.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -21,6 +21,8 @@ FOREVER_S = 2**31 - 1
 
 
 PROMPT_LEAST = 64
+RESERVE_MIB = 1_024
+RESERVE_SHARE = 20
 GENERATED_LEAST = 32
 
 
@@ -36,6 +38,10 @@ class EngineMisspoke(RemoteFault):
     def __init__(self, reason: str, detail: str = "", status: int | None = None) -> None:
         super().__init__(reason, detail)
         self.status = status
+
+
+class EngineBusy(RemoteFault):
+    """An order that was not given because somebody uses the model. ``reason`` is ``in_use`` or ``silent``."""
 
 
 class Health(Enum):
@@ -113,7 +119,8 @@ class Finish(Enum):
 class Identity(Struct, frozen=True, gc=False, kw_only=True):
     """What answers at an endpoint. ``instance`` is an opaque token of one process life, compared for equality
     only. ``dialects`` and ``caps`` are the engine's own; a manifest may overrule the former.
-    ``loads_on_demand``: a request loads, or wakes, a model that is not resident."""
+    ``loads_on_demand``: a request loads, or wakes, a model that is not resident. ``models_most`` is how many models it
+    holds at a time before it evicts one by itself, None where it does not tell."""
 
     engine: EngineKind
     flavour: str
@@ -124,6 +131,7 @@ class Identity(Struct, frozen=True, gc=False, kw_only=True):
     metrics: bool = False
     pushes_state: bool = False
     loads_on_demand: bool = False
+    models_most: int | None = None
 
 
 class OwnedModel(Struct, frozen=True, gc=False, kw_only=True):
@@ -305,6 +313,11 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
         loads = self.identity is not None and self.identity.loads_on_demand
         return LoadPolicy.ON_DEMAND if loads else LoadPolicy.FIXED
 
+    def reserve_mib(self, free_mib: int) -> int:
+        """Memory that loads leave free: the manifest's word, else a share of what is free, at least 1 GiB."""
+        told = self.manifest.reserve_vram_mib
+        return max(RESERVE_MIB, free_mib // RESERVE_SHARE) if told is None else told
+
     def native_id(self, name: str) -> str | None:
         """The engine's own spelling of an owned model's published name or alias, or None."""
         for model in self.owned:
@@ -340,6 +353,20 @@ class EngineAdapter(Protocol):
     async def observe(self, now_ms: int, period_ms: int) -> Observation:
         """Residency and load. ``period_ms`` is the usual time between two looks: a speed is only told
         between looks at most three periods apart."""
+
+
+class EngineControl(Protocol):
+    """Orders one engine what to hold, on the word of this node's own residency alone.
+
+    Raises :class:`EngineUnreachable`, :class:`EngineMisspoke` and :class:`EngineBusy`. An order that was taken may
+    still be under way: whether a model is resident is told by looking.
+    """
+
+    async def load(self, native_id: str, within_s: float) -> None:
+        """Bring a model into memory; gives up after ``within_s``."""
+
+    async def unload(self, native_id: str) -> None:
+        """Take a model out of memory, unless its engine says that it is in use."""
 
 
 @runtime_checkable

@@ -128,6 +128,7 @@ async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
         pushes_state=routes,
         # A request wakes the sleeping model of a single server just as it loads one of a router's.
         loads_on_demand=shape.truth(props, "models_autoload") is not False,
+        models_most=(shape.whole(props, "max_instances") or None) if routes else None,
     )
 
 

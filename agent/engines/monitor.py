@@ -159,6 +159,11 @@ class EndpointMonitor:
         self._publish()
         self._soon(identify=True)
 
+    def look_soon(self) -> None:
+        """The engine was told to change what it holds."""
+        self._fast_at = min(self._fast_at, self._clock.boot_ms())
+        self._wake.set()
+
     def report_absent(self) -> None:
         """The engine did not know a model it was listed with."""
         self._soon(slow=True)

@@ -92,6 +92,10 @@ class EngineWatch:
         """A request could not connect."""
         self._monitors[endpoint].report_connect_failed()
 
+    def look_soon(self, endpoint: str) -> None:
+        """An engine was told to change what it holds."""
+        self._monitors[endpoint].look_soon()
+
     def report_absent(self, endpoint: str) -> None:
         """An engine did not know a model it was listed with."""
         self._monitors[endpoint].report_absent()

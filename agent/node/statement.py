@@ -35,8 +35,6 @@ from router_core.record.state import (
 )
 
 _MIB = 1024 * 1024
-_RESERVE_MIB = 1_024
-_RESERVE_SHARE = 20
 _JUMP_MIB = 1_024
 
 
@@ -295,13 +293,7 @@ def _obtainable(endpoint: EndpointStatus, memory: _LoadMemory) -> int | None:
         for model in endpoint.resident
         if model.state is Residency.RESIDENT and not model.running
     )
-    return max(0, memory_mib + evictable - reserve_mib(endpoint, memory_mib))
-
-
-def reserve_mib(endpoint: EndpointStatus, free_mib: int) -> int:
-    """Memory that loads leave free: the manifest's word, else a share of what is free, at least 1 GiB."""
-    told = endpoint.manifest.reserve_vram_mib
-    return max(_RESERVE_MIB, free_mib // _RESERVE_SHARE) if told is None else told
+    return max(0, memory_mib + evictable - endpoint.reserve_mib(memory_mib))
 
 
 def _held_bytes(model: ResidentModel, of_gpus: bool) -> int | None:

@@ -15,6 +15,7 @@ from router_core.placement.record import DecisionRecord
 from router_core.policy.authority import AuthorityMode
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+_LOAD_SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _LN_ERROR: Final = (-2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -105,6 +106,21 @@ class RelayMetrics:
                 self.rejected,
             )
         )
+
+
+class LoadMetrics:
+    """Models that this node had its engines load: why, how that ended, how long it took."""
+
+    def __init__(self) -> None:
+        self.loads = Counter(
+            "pairmesh_model_loads_total", "Loads this node ordered of its engines.", ("trigger", "result")
+        )
+        self.seconds = Histogram(
+            "pairmesh_model_load_seconds", "Time from the order to a model that serves.", bounds=_LOAD_SECONDS
+        )
+
+    def collect(self) -> Iterable[Family]:
+        return itertools.chain(self.loads.collect(), self.seconds.collect())
 
 
 class Alarms:

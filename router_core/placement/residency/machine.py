@@ -46,6 +46,8 @@ _FOLLOWED = {
     Held.LEAVING: State.UNLOADING,
     Held.FAILED: State.PRESENT,
 }
+_GONE = (Held.ABSENT, Held.FAILED)
+"""Not in memory; an engine that had to be killed to unload may call that a failure."""
 
 
 class _Known(Struct, kw_only=True):
@@ -186,7 +188,7 @@ class Residency:
             return
         if model.held is Held.FAILED and before is not Held.FAILED:
             self._fail(known, now)
-        elif known.state is State.FAILED and model.held in (Held.ABSENT, Held.FAILED):
+        elif known.state is State.FAILED and model.held in _GONE:
             if now >= known.retry_ms:
                 self._enter(known, State.PRESENT, now)
         elif known.state is not _FOLLOWED[model.held]:
@@ -329,7 +331,7 @@ class Residency:
         for key in plan.victims:
             known, model = self._known[key], models.get(key)
             if known.state is State.DRAINING:
-                if model is None or model.held is Held.ABSENT:
+                if model is None or model.held in _GONE:
                     self._enter(known, State.UNLOADING, now)
                 elif self._is_unused(model, now) and now - known.since_ms >= self._policy.watch_ms:
                     self._enter(known, State.UNLOADING, now)
@@ -337,7 +339,7 @@ class Residency:
                     actions.append(Unload(key=key))
                 elif now - known.since_ms >= self._policy.drain_ms:
                     return [*actions, Notify(code=Told.DRAIN_OVERDUE, key=key), *self._give_up(now)]
-            elif known.held is not Held.ABSENT and now - known.since_ms >= self._policy.unload_ms:
+            elif known.held not in _GONE and now - known.since_ms >= self._policy.unload_ms:
                 return [*actions, Notify(code=Told.UNLOAD_FAILED, key=key), *self._give_up(now)]
         if self._is_freed(plan, picture, models, now):
             return actions + self._load(plan, picture, models, now)
@@ -348,7 +350,7 @@ class Residency:
         return (
             self._on
             and target is not None
-            and target.held in (Held.ABSENT, Held.FAILED)
+            and target.held in _GONE
             and target.may_load
             and not target.is_loading
             and picture.level is not None
@@ -361,7 +363,7 @@ class Residency:
             return True
         if any(
             self.state(key) is not State.UNLOADING
-            or self._known[key].held is not Held.ABSENT
+            or self._known[key].held not in _GONE
             or key in self._orders
             for key in plan.victims
         ):
