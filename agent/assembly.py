@@ -56,7 +56,7 @@ from agent.node.viewing import Viewing
 from agent.node.work import WatchedWork
 from agent.observe.access import stream_access_log
 from agent.observe.capture import report_crash
-from agent.observe.instruments import Alarms, DecisionMetrics, RelayMetrics
+from agent.observe.instruments import Alarms, DecisionMetrics, LoadMetrics, RelayMetrics
 from agent.observe.journal import Journal
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Registry
@@ -71,6 +71,9 @@ from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import Observer, Phase, Placer
 from agent.relay.wiring import Hands, Wiring
+from agent.residency import Listeners as ResidencyListeners
+from agent.residency import ModelResidency
+from agent.residency import Sources as ResidencySources
 from agent.sampling.files import Roots
 from agent.sampling.loop import OwnWork, Sampler, SamplerPorts
 from agent.sampling.nvml import NvmlClient, binding_file
@@ -87,6 +90,7 @@ from router_core.exchange.breaker import Breakers
 from router_core.ids import Id16, NodeId, id8_of
 from router_core.mesh.machine import Mesh
 from router_core.mesh.publish import Me
+from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint as PlacedAt
@@ -96,9 +100,11 @@ from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
+from router_core.pressure.samples import Sampled
+from router_core.pressure.wire import load_memory_mib, node_level
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Member, ViewChange
-from router_core.record.state import Address, Static, Volatile
+from router_core.record.state import Address, Level, Static, Volatile
 from router_core.view.fold import empty
 
 OWN_DUE_MS = 2_000
@@ -199,6 +205,7 @@ class Assembly:
         self._build_engines()
         self._build_relay()
         self._build_sampling()
+        self._build_residency()
         self._build_admin()
         self.membership.subscribe_addresses(self._told_addresses)
         self.membership.subscribe(self.viewing.members_changed)
@@ -216,6 +223,8 @@ class Assembly:
         self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
         self.breakers = Breakers(self.exchange_policy)
         self.suspects: set[PlacedAt] = set()
+        self.leaving: set[tuple[str, str]] = set()
+        self.demand = Demand()
         self.profiles = Profiles(ProfilePolicy())
         self.board = Board(empty(own.id32, self.settings.name))
         self.viewing = Viewing(
@@ -229,7 +238,9 @@ class Assembly:
             ),
             profiles=self.profiles,
             policy=self.policy,
-            live=Live(ledger=self.ledger, breakers=self.breakers, suspects=self.suspects),
+            live=Live(
+                ledger=self.ledger, breakers=self.breakers, suspects=self.suspects, leaving=self.leaving
+            ),
             reborn=self.breakers.reborn,
             clock=clock,
         )
@@ -252,6 +263,7 @@ class Assembly:
             journal=self.journal,
             metrics=self.decisions,
             authority=self._authority(),
+            demand=self.demand,
         )
 
     def _authority(self) -> Authority | None:
@@ -319,6 +331,9 @@ class Assembly:
                 dispatch=self.dispatch.row,
                 claims=partial(self.learning.claims, self.own.id16),
                 used=self.learning.used,
+                demand=lambda: self.demand.rows(self.clock.boot_ms()),
+                leaving=self.leaving,
+                reserved_mib=lambda: self.residency.reserved_mib,
             ),
             Listeners(view=self._said, mesh=self._told_mesh, work=self._report_work),
             self.work,
@@ -448,17 +463,37 @@ class Assembly:
             SamplerPorts(
                 read=HostReader(self.roots, self.clock.boot_ms, library_path=search).read,
                 work=self._own_work,
-                on_sampled=self.speaking.sampled,
+                on_sampled=self._sampled,
                 on_notify=self.sampling_report.notify,
                 on_failed=self.sampling_report.failed,
             ),
             gpus=gpus,
         )
 
+    def _build_residency(self) -> None:
+        self.load_metrics = LoadMetrics()
+        self.residency = ModelResidency(
+            self.engines,
+            ResidencySources(
+                fleet=lambda: self.viewing.fleet,
+                free_mib=lambda: load_memory_mib(self.sampler.latest, self.clock.boot_ms()),
+                level=self._level,
+                used=self.learning.used,
+            ),
+            ResidencyListeners(changed=self.speaking.speak, loaded=self.learning.loaded),
+            leaving=self.leaving,
+            clock=self.clock,
+            rng=new_rng(),
+            tasks=self.tasks,
+            log=self.log,
+            metrics=self.load_metrics,
+        )
+
     def _build_admin(self) -> None:
         self.registry.add(
             self.decisions,
             self.relay_metrics,
+            self.load_metrics,
             LiveFigures(
                 fleet=lambda: self.viewing.fleet,
                 ledger=self.ledger,
@@ -514,6 +549,16 @@ class Assembly:
 
     def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
         self.speaking.engine_changed(status, urgent)
+        if urgent:
+            self.residency.noticed()
+
+    def _sampled(self, sampled: Sampled, urgent: bool) -> None:
+        self.speaking.sampled(sampled, urgent)
+        self.residency.sampled(urgent)
+
+    def _level(self) -> Level | None:
+        sampled = self.sampler.latest
+        return node_level(sampled, self.clock.boot_ms()) if sampled is not None else None
 
     def _work_changed(self, endpoint: str) -> None:
         self.speaking.work_changed(endpoint)

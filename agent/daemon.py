@@ -128,6 +128,7 @@ class Daemon:
             "sampler": node.sampler.run(),
             "profiles": node.learning.run(),
             "ingress tick": node.ingress_roll.run(),
+            "residency": node.residency.run(),
             "discovery": node.discovery.run(partial(announced_addresses, settings.mesh.listen)),
             "addresses": self._follow_addresses(),
             "review": review_on_change(node.board, node.wiring),

@@ -1,6 +1,6 @@
 """Loading and unloading this host's models by their worth: the driver of ``router_core.placement.residency``.
 
-Off until it is allowed. Rules kept here: what is being drained or unloaded is in ``leaving``, and everybody is told,
+Off unless the policy in force allows it. Rules kept here: what is being drained or unloaded is in ``leaving``, and everybody is told,
 before anything is sent to an engine; every order is answered to the machine once; a fault of an engine is an answer.
 Refuses to know what a model is worth.
 """
@@ -120,6 +120,7 @@ class ModelResidency:
         self._machine = Machine(policy or ResidencyPolicy(), rng)
         self._activity = _Activity()
         self._wake = asyncio.Event()
+        self._on = False
         self.leaving = leaving
 
     @property
@@ -131,10 +132,15 @@ class ModelResidency:
         """Where a model of this node stands, as far as this room knows."""
         return self._machine.state(key)
 
-    def allow(self, on: bool) -> None:
-        """The operator's word; off, no order is given any more."""
-        self._handle(Allowed(on=on))
-        self._wake.set()
+    def sampled(self, urgent: bool) -> None:
+        """The host was sampled: the moment to follow the policy, and if ``urgent`` (a level changed) to look."""
+        on = self._sources.fleet().policy.realloc_enabled
+        if on is not self._on:
+            self._on = on
+            self._handle(Allowed(on=on))
+            self._wake.set()
+        if urgent:
+            self.noticed()
 
     def noticed(self) -> None:
         """An engine or the pressure changed: worth a look, if anything is."""

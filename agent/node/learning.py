@@ -103,6 +103,18 @@ class Learning:
             )
         return timings
 
+    def loaded(self, endpoint: str, model: str, seconds: float) -> None:
+        """An engine of this node was told to load a model, and did."""
+        fleet = self._fleet()
+        row = fleet.row(f"{fleet.node_id}/{endpoint}", model)
+        if row is None:
+            return
+        now = self._clock.boot_ms()
+        self.profiles.learn(
+            Outcome(key=row.profile_key, at_ms=now, result=Result.OK, load_ms=1000.0 * seconds)
+        )
+        self._changed[row.profile_key] = None
+
     def claims(self, me: Id16) -> list[tuple[str, str, ProfileFacts]]:
         """What to publish of own engines: (endpoint, model, facts without positions)."""
         now = self._clock.boot_ms()

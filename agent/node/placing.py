@@ -20,10 +20,12 @@ from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned
 from router_core.exchange.events import Result
 from router_core.placement.decide import decide, new_id
 from router_core.placement.decision import Decision, record_of
+from router_core.placement.demand import Demand, demand_key
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.ledger import Ledger
+from router_core.placement.offers import offer_of
 from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
 from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
@@ -61,6 +63,7 @@ class Placing:
         journal: Keeping,
         metrics: DecisionMetrics,
         authority: Authority | None = None,
+        demand: Demand | None = None,
     ) -> None:
         self.fleet = fleet
         self.ledger = ledger
@@ -68,6 +71,7 @@ class Placing:
         self.clock = clock
         self.metrics = metrics
         self.authority = authority
+        self.demand = demand or Demand()
         self._sessions = sessions
         self._secret = session_secret
         self._journal = journal
@@ -149,6 +153,7 @@ class Choosing:
         self._dispatched_ms = 0.0
         self._first_token_ms: float | None = None
         self._routed_by: str | None = None
+        self._counted = False
 
     @property
     def until_ms(self) -> int | None:
@@ -195,6 +200,7 @@ class Choosing:
         fleet = placing.fleet()
         decision = decide(request, fleet, fleet.policy, now, placing.rng)
         placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
+        self._count(request.model, decision.chosen, fleet, now)
         if decision.chosen is None:
             if self._routed_by is None:
                 self._keep_rejection(decision, now)
@@ -204,6 +210,20 @@ class Choosing:
         placing.opened(decision.id, self, self._routed_by)
         self._routed_by = decision.id
         return routed
+
+    def _count(self, asked: str, choice: Choice | None, fleet: Fleet, now: int) -> None:
+        """Count the request once as demand for the model it asks for, if anybody offers it, served or not."""
+        if self._counted:
+            return
+        self._counted = True
+        offer = offer_of(asked, fleet, fleet.policy)
+        if offer is None or not offer.rows:
+            return
+        served = fleet.row(choice.endpoint, choice.model) if choice is not None else None
+        row = served if served in offer.rows else offer.rows[0]
+        assert row is not None
+        work_s = choice.prefill_s + choice.decode_s if choice is not None else 0.0
+        self._placing.demand.note(demand_key(row.digest, row.names[0]), work_s, now)
 
     def first_token(self, seq: int) -> None:
         self._placing.ledger.first_token(seq)

@@ -49,7 +49,10 @@ async def test_a_router_loads_and_unloads_what_it_is_told(start_llama: StartLlam
         await until(lambda: states(watched) == {"tiny": Residency.RESIDENT})
         await control.load("tiny", 10.0)
         await control.unload("tiny")
-        await until(lambda: states(watched) == {}, picture=lambda: (watched.status().resident, watched.status().health))
+        await until(
+            lambda: states(watched) == {},
+            picture=lambda: (watched.status().resident, watched.status().health),
+        )
         await control.unload("tiny")
 
 
@@ -68,7 +71,10 @@ async def test_a_model_with_a_request_in_it_is_not_unloaded_whoever_sent_it(
             assert await answer.content.readline() is not None
         await until(lambda: watched.status().resident[0].running == 0)
         await control.unload("mid")
-        await until(lambda: states(watched) == {}, picture=lambda: (watched.status().resident, watched.status().health))
+        await until(
+            lambda: states(watched) == {},
+            picture=lambda: (watched.status().resident, watched.status().health),
+        )
 
 
 async def test_a_router_that_cannot_load_a_model_says_so_or_tells_it_as_failed(
