@@ -10,7 +10,10 @@ from agent.observe.log import Log
 from agent.observe.metrics import Registry
 from agent.observe.view_metrics import ViewMetrics
 from router_core.placement.admission import Gate
+from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.record import Attempt, Ending
+from router_core.placement.request import Counsel
+from router_core.policy.authority import AuthorityMode
 from router_core.record.membership import Liveness
 from router_core.record.state import GpuFacts, GpuLoad, ResourceCode, ResourceLevel, Static, Volatile
 from tests.agent.admin.test_documents import node, view
@@ -34,6 +37,16 @@ def test_a_decision_counts_its_action_exclusions_hints_and_time() -> None:
     assert 'pairmesh_hints_total{hint="prefer",outcome="outscored"} 1\n' in text
     assert "pairmesh_decision_seconds_count 1\n" in text
     assert "pairmesh_degraded_total" not in text
+
+
+def test_what_came_of_asking_an_authority_is_counted_only_where_there_is_one() -> None:
+    metrics = DecisionMetrics()
+    fleet = a_fleet(a_row("a"), a_row("b"))
+    counsel = Counsel(mode=AuthorityMode.ADVISORY, outcome=AuthorityOutcome.TIMEOUT, decision_id="d1", ms=50)
+    metrics.decided(decided(a_request(), fleet), 0.00005)
+    assert "pairmesh_authority_total{" not in text_of(metrics)
+    metrics.decided(decided(a_request(advice=counsel), fleet), 0.00005)
+    assert 'pairmesh_authority_total{outcome="timeout"} 1\n' in text_of(metrics)
 
 
 def test_an_ended_request_counts_attempts_refusals_cancels_and_errors() -> None:
