@@ -16,7 +16,7 @@ from agent import __version__
 from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
 from agent.admin.trust_verbs import trust_verbs
-from agent.authority import Authority
+from agent.authority.asking import Authority
 from agent.board import Board
 from agent.effects.clock import Clock
 from agent.effects.entropy import new_rng, random_bytes, random_u32

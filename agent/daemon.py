@@ -214,8 +214,6 @@ class Daemon:
         for listener in self._node.listeners:
             await listener.aclose()
         self._node.pool.close()
-        if self._node.placing.authority is not None:
-            await self._node.placing.authority.aclose()
         await self._node.engines.aclose()
         await self._node.admin.aclose()
         await self._node.link_server.shutdown(0.1)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from agent.authority import Authority
+from agent.authority.asking import Authority
 from agent.effects.clock import Clock
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned

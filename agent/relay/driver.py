@@ -76,8 +76,8 @@ class Courier:
 
     def start(self) -> "Courier":
         """Begin; returns itself."""
-        self._w.in_hand.add(self)
         counsel = self._choosing.consult()
+        self._w.in_hand.add(self)
         if counsel is None:
             self._hear(_BEGUN)
         else:

@@ -1,42 +1,28 @@
-"""Asks the external authority where a request should go: on this host, within one budget, so many at a time.
+"""Asks the external authority where a request should go: within one budget, so many at a time, no oftener than needed.
 
-Rules: whatever the authority does, asking ends in time with a ``Counsel`` and the request goes on; an answer is bounded
-before it is read; a row of failures stops the asking for a while, then one request tries again. Connections are not kept:
-nothing can be sent into one that nobody listens to, and none is found dead. Refuses to know what an answer changes.
+Rules: whatever the authority does, asking ends in time with a ``Counsel`` and the request goes on; an answer is asked for
+again only when it may no longer be used; a row of failures stops the asking for a while, then one request tries again.
+Refuses to know what an answer changes.
 """
 
 import asyncio
 from collections import OrderedDict
 
-import aiohttp
 import msgspec
-from aiohttp.http_exceptions import HttpProcessingError
-from msgspec import Struct
 
+from agent.authority.call import Caller, Unanswered
 from agent.effects.clock import Clock
 from agent.observe.log import Log
-from router_core import limits
 from router_core.placement.advice import AnswerFault, parse_answer, question_of
 from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.request import Advice, Counsel, Endpoint, PlacementRequest
 from router_core.placement.survey import Survey
 from router_core.policy.authority import AuthorityPolicy
 
-_BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
-"""Whatever a connection or an answer can fail with. Their texts may quote what was received: only the class is kept."""
-
 _AnswerKey = tuple[str, str, str, frozenset[Endpoint]]
 
-
-class _Unanswered(Struct, frozen=True):
-    """Asking failed; ``outcome`` and, in one word, ``why``."""
-
-    outcome: AuthorityOutcome
-    why: str | None = None
-
-
-_LATE = _Unanswered(AuthorityOutcome.TIMEOUT)
-_BUSY = _Unanswered(AuthorityOutcome.TIMEOUT, "busy")
+_LATE = Unanswered(AuthorityOutcome.TIMEOUT)
+_BUSY = Unanswered(AuthorityOutcome.TIMEOUT, "busy")
 """It had to wait for its turn, so that less than the whole budget was left to answer: not held against the authority."""
 
 
@@ -50,15 +36,7 @@ class Authority:
         self._breaker = Breaker(policy)
         self._answers = Answers(policy.answers_kept)
         self._slots = asyncio.Semaphore(policy.in_flight)
-        self._headers = {
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",
-            "Content-Type": "application/json",
-            "User-Agent": "pairmesh",
-        }
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._session: aiohttp.ClientSession | None = None
+        self._caller = Caller(policy, token)
 
     def at_hand(self, request: PlacementRequest, seen: Survey, decision_id: str) -> Counsel | None:
         """What can be said without asking; None if somebody has to be asked. With fewer than two endpoints in the
@@ -79,14 +57,14 @@ class Authority:
         trial = self._breaker.claim(self._clock.boot_ms())
         if trial is None:
             return self._counsel(decision_id, AuthorityOutcome.BREAKER_OPEN)
-        answer: Advice | _Unanswered | None = None
+        answer: Advice | Unanswered | None = None
         try:
             answer = await self._answer(request, seen, decision_id)
         finally:
             good = None if answer is None or answer is _BUSY else isinstance(answer, Advice)
             turned = self._breaker.ended(self._clock.boot_ms(), trial=trial, good=good)
         ms = (self._clock.boot_us() - began_us) // 1_000
-        if isinstance(answer, _Unanswered):
+        if isinstance(answer, Unanswered):
             if turned:
                 self._log.warning("authority.left_alone", outcome=answer.outcome.value, why=answer.why)
             return self._counsel(decision_id, answer.outcome, ms=ms, why=answer.why)
@@ -94,12 +72,6 @@ class Authority:
             self._log.info("authority.back")
         self._answers.keep(_answer_key(request, seen), answer, self._clock.boot_ms())
         return self._counsel(decision_id, AuthorityOutcome.USED, ms=ms, advice=answer)
-
-    async def aclose(self) -> None:
-        """End every connection."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     def _counsel(
         self,
@@ -114,9 +86,7 @@ class Authority:
             mode=self._policy.mode, outcome=outcome, decision_id=decision_id, ms=ms, advice=advice, why=why
         )
 
-    async def _answer(
-        self, request: PlacementRequest, seen: Survey, decision_id: str
-    ) -> Advice | _Unanswered:
+    async def _answer(self, request: PlacementRequest, seen: Survey, decision_id: str) -> Advice | Unanswered:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._policy.budget_ms / 1_000
         late = _BUSY if self._slots.locked() else _LATE
@@ -124,48 +94,15 @@ class Authority:
             async with asyncio.timeout_at(until), self._slots:
                 left_ms = max(1, round(1_000 * (until - loop.time())))
                 question = msgspec.json.encode(question_of(request, seen, decision_id, left_ms))
-                body = await self._post(question)
+                body = await self._caller.post(question)
         except TimeoutError:
             return late
-        except _BROKEN as error:
-            return _Unanswered(AuthorityOutcome.ERROR, type(error).__name__)
-        if isinstance(body, int):
-            return _Unanswered(AuthorityOutcome.ERROR, f"status_{body}")
+        if isinstance(body, Unanswered):
+            return body
         advice = parse_answer(body)
         if isinstance(advice, AnswerFault):
-            return _Unanswered(AuthorityOutcome.INVALID, advice.value)
+            return Unanswered(AuthorityOutcome.INVALID, advice.value)
         return advice
-
-    async def _post(self, question: bytes) -> bytes | int:
-        """The body of a 200 answer, cut where it is surely too large; any other status."""
-        url = self._policy.url if self._policy.socket is None else "http://localhost/"
-        async with self._opened().post(url, data=question, allow_redirects=False) as answer:
-            body = bytearray()
-            if answer.status == 200:
-                async for chunk in answer.content.iter_any():
-                    body += chunk
-                    if len(body) > limits.AUTHORITY_REPLY:
-                        break
-            answer.close()
-            return bytes(body) if answer.status == 200 else answer.status
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector: aiohttp.BaseConnector
-            if self._policy.socket is not None:
-                connector = aiohttp.UnixConnector(self._policy.socket, limit=0, force_close=True)
-            else:
-                connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None),
-                read_bufsize=limits.AUTHORITY_REPLY,
-                trust_env=False,
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
-            )
-        return self._session
 
 
 def _answer_key(request: PlacementRequest, seen: Survey) -> _AnswerKey:

@@ -1,0 +1,1 @@
+"""The client of the external placement authority."""
