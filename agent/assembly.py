@@ -86,6 +86,7 @@ from agent.settings.policy import PolicyRead, load_policy
 from agent.store.folders import Folders, RefuseToStart
 from agent.store.marks import Marks
 from agent.store.members import PeerFiles, RosterFiles
+from router_core.errors import LocalMisuse
 from router_core.exchange.breaker import Breakers
 from router_core.ids import Id16, NodeId, id8_of
 from router_core.mesh.machine import Mesh
@@ -271,7 +272,10 @@ class Assembly:
         if policy.mode is AuthorityMode.OFF:
             return None
         token = self._credential(policy.credential) if policy.credential is not None else None
-        return Authority(policy, token=token, clock=self.clock, log=self.log)
+        try:
+            return Authority(policy, token=token, clock=self.clock, log=self.log)
+        except LocalMisuse as misuse:
+            raise RefuseToStart("credential_unusable", f"{policy.credential}: {misuse}") from None
 
     def _policy(self) -> PlacementPolicy:
         read = load_policy(self.folders.config)
