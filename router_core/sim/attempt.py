@@ -16,7 +16,7 @@ from router_core.sim.fleet_router import SimRouter
 from router_core.sim.fleet_world import Ask, FleetWorld
 
 
-class Attempt(Struct, gc=False, kw_only=True):
+class Attempt(Struct, kw_only=True):
     """Where a request was sent, what is booked for it, and what was seen. Times are ms."""
 
     number: int

@@ -52,7 +52,7 @@ class EngineSpec(Struct, frozen=True, gc=False, kw_only=True):
     shared_prompt: bool = True
 
 
-class Job(Struct, gc=False, kw_only=True, eq=False):
+class Job(Struct, kw_only=True, eq=False):
     """One request inside an engine. The calls come at the first token and at the end, never after ``cancel``.
 
     ``prefill_left`` and ``decode_left`` are tokens; times are ms, None until reached. ``computed`` are the prompt

@@ -43,7 +43,7 @@ class WireSpec(Struct, frozen=True, gc=False, kw_only=True):
     replies: bool = False
 
 
-class Ask(Struct, gc=False, kw_only=True, eq=False):
+class Ask(Struct, kw_only=True, eq=False):
     """One request on its way, and what became of it. Times are ms, None until reached. ``status`` 0: unanswered.
 
     ``cold`` if it waited for a load, ``refusals`` by ingresses, ``dispatches`` all attempts, ``away`` if it was served

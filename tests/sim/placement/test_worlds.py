@@ -1,8 +1,10 @@
 """Whole fleets at virtual time: nothing leaks, one seed is one history, and old pictures behave like old pictures."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from random import Random
 
 import pytest
@@ -156,3 +158,17 @@ def test_the_shipped_decision_is_what_is_simulated():
 def test_clients_that_all_use_one_router_wait_hardly_longer_than_spread_ones():
     even, skew = (played(small(name, 500), "balanced", seed=2) for name in ("herd-slots", "skew"))
     assert skew.ttft_p95 <= 1.3 * even.ttft_p95
+
+
+def test_a_run_that_is_over_takes_no_memory():
+    def once() -> weakref.ref[FleetWorld]:
+        scenario = small("herd", 40)
+        specs = scenario.specs(SUPPLY.measured)
+        world = FleetWorld(specs, scenario.wire, 1)
+        dispatch = POLICIES["balanced"](world, Random(1))
+        world.run(requests_of(scenario, specs, 0.7, 1, SUPPLY), dispatch.start)
+        return weakref.ref(world)
+
+    world = once()
+    gc.collect()
+    assert world() is None
