@@ -365,7 +365,7 @@ class Assembly:
             fresh=self.driver.fresh_state,
         )
         self.pool = Pool(asyncio.get_running_loop())
-        observer: Observer = Observing(
+        self.observing = Observing(
             placing=self.placing,
             learning=self.learning,
             engines=self.engines,
@@ -374,6 +374,7 @@ class Assembly:
             access=self.access,
             log=self.log,
         )
+        observer: Observer = self.observing
         place: Placer = self.placing
         if self.trace is not None:
             observer = TracedObserver(observer, self.trace)
@@ -495,6 +496,7 @@ class Assembly:
 
     def _build_admin(self) -> None:
         self.registry.add(
+            self.observing,
             self.decisions,
             self.relay_metrics,
             self.load_metrics,
@@ -525,7 +527,7 @@ class Assembly:
                     policy=lambda: self.viewing.fleet.policy,
                     clock=self.clock,
                 ),
-                decisions=Recalling(self.placing, self.journal),
+                decisions=Recalling(self.placing, self.journal, self.observing.settle),
                 dry_runs=DryRuns(self.placing, new_rng()),
                 exposition=self.registry,
                 verbs=trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),

@@ -217,6 +217,7 @@ class Daemon:
         await self._node.engines.aclose()
         await self._node.admin.aclose()
         await self._node.link_server.shutdown(0.1)
+        self._node.observing.settle()
         await self._node.learning.save()
         await self._node.journal.aclose()
         self._node.access.flush()

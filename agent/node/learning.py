@@ -10,6 +10,8 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec import Struct
+
 from agent.effects.clock import Clock
 from agent.engines.contract import Finish, Timings, TimingSource
 from agent.engines.timings import read_timings
@@ -43,6 +45,15 @@ def open_store(state: Path, log: Log) -> ProfileStore | None:
     if store.set_aside is not None:
         log.warning("profile.set_aside", file=store.set_aside.name)
     return store
+
+
+class Lesson(Struct, frozen=True, kw_only=True):
+    """One ended attempt, the row it went to, and how many requests were in the engine, this one included."""
+
+    report: AttemptReport
+    row: Row
+    concurrency: float
+    at_ms: int
 
 
 class Learning:
@@ -84,8 +95,8 @@ class Learning:
                 continue
             self.profiles.restore(key, profile)
 
-    def learn(self, report: AttemptReport) -> Timings | None:
-        """Fold one attempt in; what it told of tokens and times."""
+    def lesson_of(self, report: AttemptReport) -> Lesson | None:
+        """One attempt with what else it teaches from at the moment of its end; None if its row is gone."""
         routed = report.routed
         row = self._fleet().row(routed.at, routed.served)
         if row is None:
@@ -93,13 +104,18 @@ class Learning:
         now = self._clock.boot_ms()
         if row.is_self and report.marks is not None:
             self.used[row.endpoint, row.model] = now
+        return Lesson(report=report, row=row, concurrency=self._concurrency(row), at_ms=now)
+
+    def learn(self, lesson: Lesson) -> Timings | None:
+        """Fold one attempt in; what it told of tokens and times."""
+        report, row = lesson.report, lesson.row
         timings = _timings_of(report)
-        outcome = _outcome_of(report, row, timings, self._concurrency(row), now)
+        outcome = _outcome_of(report, row, timings, lesson.concurrency, lesson.at_ms)
         self.profiles.learn(outcome)
         self._changed[row.profile_key] = None
         if self._log.is_debugging:
             self._log.debug(
-                "profile.learned", endpoint=routed.label or row.label, result=outcome.result.value
+                "profile.learned", endpoint=report.routed.label or row.label, result=outcome.result.value
             )
         return timings
 

@@ -1,19 +1,32 @@
 """Where finished attempts and requests go: the record, the profiles, the engines' monitors, metrics, the log.
 
-Each call returns at once. Nothing here sees a body: windows of an answer are read once for speeds and dropped.
+What a fault teaches is told at once. A request that went well waits a moment, so that its bookkeeping keeps neither its
+own client nor anybody else's waiting: at most ``SETTLE_S`` and ``WAITING_MOST``, always in order, and never longer than
+until somebody asks (``settle``). The end of a turn of a session does not wait: the next turn asks where it was served.
+Nothing here sees a body: windows of an answer are read once for speeds and dropped.
 """
 
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
 from agent.engines.watch import EngineWatch
-from agent.node.learning import Learning
+from agent.node.learning import Learning, Lesson
 from agent.node.placing import Placing
 from agent.node.targets import NodeTargets
 from agent.observe.access import AccessLog
 from agent.observe.capture import report_crash
 from agent.observe.instruments import RelayMetrics
 from agent.observe.log import Log
+from agent.observe.metrics import Family
 from agent.relay.ports import AccessLine, AttemptReport
+from router_core.exchange.events import Result
 from router_core.exchange.failure import Cause, FailureClass
 
+SETTLE_S: Final = 0.002
+WAITING_MOST: Final = 256
+"""Ended requests that wait for their bookkeeping; each holds the windows of an answer, 20 KiB at most."""
 _UNREACHED = frozenset({Cause.CONNECT_REFUSED, Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT})
 
 
@@ -38,10 +51,51 @@ class Observing:
         self._metrics = metrics
         self._access = access
         self._log = log
+        self._waiting: deque[tuple[AttemptReport, Lesson | None] | AccessLine] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
     def attempted(self, report: AttemptReport) -> None:
-        """One attempt ended."""
-        timings = self._learning.learn(report) if report.is_work else None
+        """One attempt ended. What it teaches depends on what the engine does now: that much is noted at once."""
+        lesson = self._learning.lesson_of(report) if report.is_work else None
+        if report.outcome.result is Result.DONE:
+            self._waiting.append((report, lesson))
+            return
+        self.settle()
+        self._note(report, lesson)
+        self._tell_watchers(report)
+
+    def answered(self, line: AccessLine) -> None:
+        """One request ended: its line in the access log, its record in the journal."""
+        waiting = self._waiting
+        waiting.append(line)
+        if len(waiting) >= WAITING_MOST or self._placing.is_followed(line):
+            self.settle()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self.settle)
+
+    def settle(self) -> None:
+        """Keep the books of everything that has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting = self._waiting
+        while waiting:
+            ended = waiting.popleft()
+            try:
+                if isinstance(ended, AccessLine):
+                    self._close(ended)
+                else:
+                    self._note(*ended)
+            except Exception as exc:
+                self.failed("observing", exc)
+
+    def collect(self) -> Iterable[Family]:
+        """Nothing of its own: what others expose is to be up to date."""
+        self.settle()
+        return ()
+
+    def _note(self, report: AttemptReport, lesson: Lesson | None) -> None:
+        timings = self._learning.learn(lesson) if lesson is not None else None
         self._placing.attempted(report, timings.gen_tokens if timings is not None else None)
         outcome, routed = report.outcome, report.routed
         if self._log.is_debugging:
@@ -57,6 +111,9 @@ class Observing:
                 failure=outcome.failure,
                 refusal=outcome.refusal,
             )
+
+    def _tell_watchers(self, report: AttemptReport) -> None:
+        outcome, routed = report.outcome, report.routed
         if routed.node is not None:
             if outcome.cause in _UNREACHED or outcome.cause is Cause.IDENTITY:
                 self._targets.unreached(routed.node)
@@ -70,8 +127,7 @@ class Observing:
         elif outcome.failure is FailureClass.ROUTE and report.is_work:
             self._engines.report_route(routed.endpoint, report.dialect)
 
-    def answered(self, line: AccessLine) -> None:
-        """One request ended: its line in the access log, its record in the journal."""
+    def _close(self, line: AccessLine) -> None:
         self._placing.answered(line)
         metrics = self._metrics
         metrics.seconds.observe(line.total_ms / 1000.0, "total")

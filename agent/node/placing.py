@@ -110,6 +110,11 @@ class Placing:
         if choosing is not None:
             choosing.note(report, out_tokens)
 
+    def is_followed(self, line: AccessLine) -> bool:
+        """True if the next request may ask at once what became of this one: it was a turn of a session."""
+        choosing = self.open.get(line.decision_id or "")
+        return choosing is not None and choosing.request is not None and choosing.request.session is not None
+
     def answered(self, line: AccessLine) -> None:
         """A request has ended: complete its record and journal it."""
         if line.side != API or line.decision_id is None:

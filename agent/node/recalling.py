@@ -1,20 +1,33 @@
 """Decisions by their id: those of requests under way, and those the journal keeps."""
 
+from collections.abc import Callable
+
 from agent.node.placing import Placing
 from agent.observe.journal import Journal
 from router_core.placement.record import DecisionRecord
 
 
 class Recalling:
-    """Satisfies the admin API's ``Decisions``. A request under way has a record without attempts and outcome."""
+    """Satisfies the admin API's ``Decisions``. A request under way has a record without attempts and outcome.
 
-    def __init__(self, placing: Placing, journal: Journal) -> None:
+    ``settle`` is called before each look: it brings in what has ended and is not journaled yet.
+    """
+
+    def __init__(self, placing: Placing, journal: Journal, settle: Callable[[], None]) -> None:
         self._placing = placing
         self._journal = journal
-        self.recent = journal.recent
+        self._settle = settle
+
+    async def recent(
+        self, limit: int, *, action: str | None = None, reason: str | None = None, since_ms: int | None = None
+    ) -> list[DecisionRecord]:
+        """The newest decisions first, as ``Journal.recent``."""
+        self._settle()
+        return await self._journal.recent(limit, action=action, reason=reason, since_ms=since_ms)
 
     async def get(self, decision_id: str) -> DecisionRecord | None:
         """One decision, or None."""
+        self._settle()
         under_way = self._placing.open.get(decision_id)
         if under_way is not None and under_way.decision is not None:
             return under_way.decision.record

@@ -18,6 +18,7 @@ from agent.engines.contract import (
     OwnedModel,
     Residency,
     ResidentModel,
+    Timings,
 )
 from agent.node.learning import Learning
 from agent.node.placing import Choosing, Placing
@@ -167,13 +168,20 @@ def stated(*endpoints: EndpointStatus, **over: Any) -> tuple[Static, Volatile]:
 
 
 class Kept:
-    """A journal that is a list."""
+    """A journal that is a list. It refuses the next ``refuse`` records."""
 
     def __init__(self) -> None:
         self.records: list[DecisionRecord] = []
+        self.refuse = 0
 
     def put(self, record: DecisionRecord) -> None:
+        if self.refuse:
+            self.refuse -= 1
+            raise RuntimeError("on purpose")
         self.records.append(record)
+
+    async def get(self, decision_id: str) -> DecisionRecord | None:
+        return next((record for record in self.records if record.id == decision_id), None)
 
 
 class World:
@@ -346,6 +354,12 @@ def a_report(routed: Routed, outcome: Outcome | None = None, **over: Any) -> Att
         "dialect": Dialect.CHAT,
     }
     return AttemptReport(**(fields | over))
+
+
+def taught(learning: Learning, report: AttemptReport) -> Timings | None:
+    """What ``report`` told, folded in."""
+    lesson = learning.lesson_of(report)
+    return None if lesson is None else learning.learn(lesson)
 
 
 def a_line(decision_id: str | None, **over: Any) -> AccessLine:

@@ -27,6 +27,7 @@ from tests.agent.node.rig import (
     id16,
     marks,
     owned_models,
+    taught,
 )
 
 USAGE = b'{"usage":{"prompt_tokens":100,"completion_tokens":50},"choices":[{"finish_reason":"stop"}]}'
@@ -53,7 +54,7 @@ def profile(world: World) -> Profile:
 
 
 def test_a_finished_answer_teaches_what_the_engine_told(world: World) -> None:
-    timings = world.learning.learn(a_report(routed_to(world)))
+    timings = taught(world.learning, a_report(routed_to(world)))
     assert timings is not None
     assert timings.gen_tokens == 50
     learned = profile(world)
@@ -79,7 +80,7 @@ def test_what_did_not_end_well_teaches_no_speed(
     world: World, outcome: Any, success: float, fault: float
 ) -> None:
     routed = routed_to(world)
-    assert world.learning.learn(a_report(routed, outcome(routed))) is None
+    assert taught(world.learning, a_report(routed, outcome(routed))) is None
     learned = profile(world)
     assert (learned.prompt.n, learned.gen.n, learned.loads_s) == (0, 0, ())
     assert (learned.successes, learned.faults) == (success, fault)
@@ -87,7 +88,7 @@ def test_what_did_not_end_well_teaches_no_speed(
 
 def test_an_error_inside_a_stream_is_neither_speed_nor_success(world: World) -> None:
     told = b'data: {"error":{"code":500},"choices":[{}],"usage":{"prompt_tokens":100,"completion_tokens":50}}\n\n'
-    world.learning.learn(a_report(routed_to(world), head=told, tail=told))
+    taught(world.learning, a_report(routed_to(world), head=told, tail=told))
     learned = profile(world)
     assert (learned.gen.n, learned.successes, learned.faults) == (0, 0.0, 0.0)
 
@@ -95,7 +96,7 @@ def test_an_error_inside_a_stream_is_neither_speed_nor_success(world: World) -> 
 def test_a_cold_stream_teaches_the_load_and_no_time_of_its_own(world: World) -> None:
     cold = routed_to(world, resident=False, queue_ms=0.0, net_ms=1.0)
     late = marks(1_000_000, first_content_ms=1_004_051.0, last_byte_ms=1_005_000.0)
-    world.learning.learn(a_report(cold, marks=late))
+    taught(world.learning, a_report(cold, marks=late))
     learned = profile(world)
     assert list(learned.loads_s) == pytest.approx([4.0])
     assert learned.prompt.value == pytest.approx(2_000.0)
@@ -112,14 +113,14 @@ def test_a_cold_answer_in_one_piece_is_judged_by_what_the_engine_told_not_by_the
         content_events=None,
         last_byte_ms=1_005_050.0,
     )
-    world.learning.learn(a_report(cold, marks=whole))
+    taught(world.learning, a_report(cold, marks=whole))
     assert list(profile(world).loads_s) == pytest.approx([4.0])
 
 
 def test_a_load_for_a_request_of_a_peer_teaches_its_owner(world: World) -> None:
     routed = routed_to(world, resident=False, ttft_ms=600_000.0, ect_ms=600_000.0, load_ms=0.0, queue_ms=0.0)
     late = marks(1_000_000, first_content_ms=1_004_050.0, last_byte_ms=1_005_000.0)
-    world.learning.learn(a_report(replace(routed, net_ms=0.0), side="ingress", marks=late))
+    taught(world.learning, a_report(replace(routed, net_ms=0.0), side="ingress", marks=late))
     assert list(profile(world).loads_s) == pytest.approx([4.0])
 
 
@@ -127,7 +128,7 @@ def test_the_load_is_not_taken_for_a_slow_prompt_where_only_our_own_marks_tell(w
     cold = routed_to(world, resident=False)
     told = b"data: " + USAGE + b"\n\n"
     early = marks(1_000_000, head_ms=1_000_010.0, first_content_ms=1_009_000.0, last_byte_ms=1_010_000.0)
-    world.learning.learn(a_report(cold, marks=early, head=told, tail=told))
+    taught(world.learning, a_report(cold, marks=early, head=told, tail=told))
     learned = profile(world)
     assert learned.prompt.n == 0
     assert 8.0 < learned.loads_s[0] < 9.0
@@ -135,7 +136,7 @@ def test_the_load_is_not_taken_for_a_slow_prompt_where_only_our_own_marks_tell(w
 
 def test_a_warm_answer_teaches_no_load(world: World) -> None:
     late = marks(1_000_000, first_content_ms=1_004_000.0, last_byte_ms=1_005_000.0)
-    world.learning.learn(a_report(routed_to(world), marks=late))
+    taught(world.learning, a_report(routed_to(world), marks=late))
     assert profile(world).loads_s == ()
 
 
@@ -145,7 +146,7 @@ def test_a_load_time_that_is_told_counts_only_if_the_model_was_not_in_memory(
 ) -> None:
     told = b'{"response":"","done":true,"total_duration":9000000000,"load_duration":4000000000}'
     routed = routed_to(world, resident=resident)
-    world.learning.learn(a_report(routed, head=told, tail=told))
+    taught(world.learning, a_report(routed, head=told, tail=told))
     assert profile(world).loads_s == pytest.approx(loads)
 
 
@@ -153,7 +154,7 @@ def test_speeds_are_of_as_many_requests_as_the_engine_worked_on(world: World) ->
     others = [world.ask(f"r{number}") for number in range(2)]
     for other in others:
         world.route(other)
-    world.learning.learn(a_report(routed_to(world)))
+    taught(world.learning, a_report(routed_to(world)))
     alone_at = 1.0 + world.profiles.policy.beta * 2.0
     assert profile(world).gen.value == pytest.approx(49.0 * alone_at)
 
@@ -163,7 +164,7 @@ def test_requests_that_queue_do_not_slow_the_one_that_runs(tmp_path: Path) -> No
     world.own(an_endpoint(slots=1))
     for number in range(2):
         world.route(world.ask(f"r{number}"))
-    world.learning.learn(a_report(routed_to(world)))
+    taught(world.learning, a_report(routed_to(world)))
     assert profile(world).gen.value == pytest.approx(49.0)
 
 
@@ -171,21 +172,21 @@ def test_experience_with_peers_is_kept_and_not_published(world: World) -> None:
     world.peer("beta", an_endpoint())
     row = world.viewing.fleet.parts[id16("beta")].rows[0]
     routed = routed_to(world, at=row.key, served=row.model)
-    world.learning.learn(a_report(routed))
+    taught(world.learning, a_report(routed))
     assert len(world.profiles) == 1
     assert world.learning.claims(id16("me")) == []
     assert world.learning.used == {}
 
 
 def test_the_key_under_which_an_owner_publishes_is_that_under_which_it_learned(world: World) -> None:
-    world.learning.learn(a_report(routed_to(world)))
+    taught(world.learning, a_report(routed_to(world)))
     ((endpoint, model, facts),) = world.learning.claims(id16("me"))
     assert (endpoint, model, facts.n, facts.gen_dtps) == ("llama", "tiny", 1, 490)
 
 
 def test_the_last_use_of_a_model_is_forgotten_with_the_model(world: World) -> None:
     world.clock.now += 5
-    world.learning.learn(a_report(routed_to(world)))
+    taught(world.learning, a_report(routed_to(world)))
     assert world.learning.used == {("llama", "tiny"): 1_000_005}
     world.own(an_endpoint(owned=owned_models("other"), resident=(a_resident("other"),)))
     world.learning.claims(id16("me"))
@@ -194,14 +195,14 @@ def test_the_last_use_of_a_model_is_forgotten_with_the_model(world: World) -> No
 
 def test_an_attempt_that_never_reached_its_engine_is_no_use_of_the_model(world: World) -> None:
     routed = routed_to(world)
-    world.learning.learn(a_report(routed, failed(routed, Cause.CONNECT_REFUSED), marks=None))
+    taught(world.learning, a_report(routed, failed(routed, Cause.CONNECT_REFUSED), marks=None))
     assert world.learning.used == {}
 
 
 def test_an_endpoint_that_vanished_teaches_nothing(world: World) -> None:
     routed = routed_to(world)
     world.own(an_endpoint("elsewhere"))
-    assert world.learning.learn(a_report(routed)) is None
+    assert taught(world.learning, a_report(routed)) is None
     assert len(world.profiles) == 0
 
 
@@ -213,7 +214,7 @@ def restored(tmp_path: Path, profiles: Profiles) -> None:
 async def test_a_disk_that_refuses_is_told_and_tried_again(world: World, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "profiles.sqlite") as other:
         other.execute("CREATE TRIGGER refuse BEFORE INSERT ON profiles BEGIN SELECT RAISE(FAIL, 'full'); END")
-    world.learning.learn(a_report(routed_to(world)))
+    taught(world.learning, a_report(routed_to(world)))
     await world.learning.save()
     assert any("profile.not_stored" in line for line in world.lines)
     with sqlite3.connect(tmp_path / "profiles.sqlite") as other:
@@ -242,7 +243,7 @@ async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it
     assert any("profile.not_opened" in line for line in world.lines)
     learning = Learning(world.profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
     learning.restore()
-    learning.learn(a_report(routed_to(world)))
+    taught(learning, a_report(routed_to(world)))
     await learning.save()
     assert len(world.profiles) == 1
 
@@ -259,7 +260,7 @@ def test_a_damaged_file_is_set_aside_and_told(world: World, tmp_path: Path) -> N
 async def test_what_is_no_profile_is_skipped_and_leaves_the_disk(world: World, tmp_path: Path) -> None:
     world.store.save({"junk": b"\xc1"})
     world.learning.restore()
-    world.learning.learn(a_report(routed_to(world)))
+    taught(world.learning, a_report(routed_to(world)))
     await world.learning.save()
     profiles = Profiles(ProfilePolicy())
     restored(tmp_path, profiles)
@@ -276,14 +277,14 @@ async def test_the_disk_forgets_what_memory_forgot(tmp_path: Path) -> None:
     learning = Learning(profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
     for name in names:
         choosing = world.ask(model=name)
-        learning.learn(a_report(world.route(choosing)))
+        taught(learning, a_report(world.route(choosing)))
         await learning.save()
     assert len(store.load()) == 2
 
 
 def test_counted_events_stand_in_for_an_engine_that_tells_nothing(world: World) -> None:
     told = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
-    timings = world.learning.learn(a_report(routed_to(world), head=told, tail=told))
+    timings = taught(world.learning, a_report(routed_to(world), head=told, tail=told))
     assert timings is not None
     assert timings.gen_tokens == STREAMED
 
@@ -292,6 +293,6 @@ def test_outcomes_are_complete_for_every_end(world: World) -> None:
     routed = routed_to(world)
     for result in Result:
         outcome: Outcome = an_outcome(routed, result)
-        world.learning.learn(a_report(routed, outcome, marks=None, head=b"", tail=b""))
+        taught(world.learning, a_report(routed, outcome, marks=None, head=b"", tail=b""))
     learned = profile(world)
     assert (learned.successes, learned.faults) == (1.0, 0.0)

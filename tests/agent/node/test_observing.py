@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.node.observing import Observing
+from agent.node.observing import WAITING_MOST, Observing
+from agent.node.recalling import Recalling
 from agent.observe.access import AccessLog, stream_access_log
 from agent.observe.instruments import RelayMetrics
+from agent.observe.metrics import Registry
 from router_core.exchange.events import Outcome, Result
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.ids import node_id_of
 from router_core.record.state import Dialect
 from tests.agent.node.rig import World, a_line, a_report, an_endpoint, an_outcome, answered, failed, id32
+from tests.support.until import until
 
 BETA = node_id_of(id32("beta"))
 
@@ -49,6 +52,20 @@ class Watched:
             log=self.world.log,
         )
 
+    def served(self, **over: Any) -> str:
+        """A request comes and is served; its decision."""
+        choosing = self.world.ask(**over)
+        routed = self.world.route(choosing)
+        choosing.finish(routed.seq)
+        self.observing.attempted(a_report(routed, an_outcome(routed)))
+        self.observing.answered(a_line(routed.decision_id))
+        return routed.decision_id
+
+    def scraped(self) -> str:
+        registry = Registry(lambda exc: None)
+        registry.add(self.observing, self.metrics)
+        return registry.render()
+
     def attempted(self, outcome: Any, node: str | None = None, **over: Any) -> None:
         routed = replace(self.world.route(self.world.ask()), node=node)
         self.observing.attempted(a_report(routed, outcome(routed), **over))
@@ -57,7 +74,7 @@ class Watched:
 class Nothing:
     """Learns nothing."""
 
-    def learn(self, report: object) -> None:
+    def lesson_of(self, report: object) -> None:
         return None
 
 
@@ -122,9 +139,73 @@ async def test_an_ended_request_is_in_the_access_log_and_its_record_in_the_journ
     outcome: Outcome = an_outcome(routed)
     watched.observing.attempted(a_report(routed, outcome))
     watched.observing.answered(a_line(routed.decision_id))
+    watched.observing.settle()
     watched.access.flush()
     assert routed.decision_id in watched.out.getvalue()
     assert [record.id for record in watched.world.kept.records] == [routed.decision_id]
+
+
+async def test_the_books_of_a_request_that_went_well_are_kept_a_moment_later() -> None:
+    watched = Watched()
+    ended = [watched.served() for _ in range(3)]
+    assert watched.world.kept.records == []
+    await until(lambda: watched.world.kept.records)
+    assert [record.id for record in watched.world.kept.records] == ended
+    assert not watched.world.placing.open
+
+
+async def test_whoever_asks_finds_every_request_that_has_ended() -> None:
+    watched = Watched()
+    journal: Any = watched.world.kept
+    recalling = Recalling(watched.world.placing, journal, watched.observing.settle)
+    decision = watched.served()
+    found = await recalling.get(decision)
+    assert found is not None
+    assert found.outcome is not None
+    assert "pairmesh_relay_seconds_count" in watched.scraped()
+    newest = watched.served()
+    assert 'pairmesh_relay_seconds_count{phase="total"} 2\n' in watched.scraped()
+    assert newest in [record.id for record in watched.world.kept.records]
+
+
+async def test_the_next_turn_of_a_session_knows_where_the_last_one_was_served() -> None:
+    watched = Watched()
+    decision = watched.served(headers=(("x-session-id", "s"),))
+    assert [record.id for record in watched.world.kept.records] == [decision]
+    choosing = watched.world.ask(headers=(("x-session-id", "s"),))
+    assert choosing.request is not None
+    assert choosing.request.pin is not None
+
+
+async def test_an_attempt_that_failed_is_noted_before_the_next_one_and_after_what_ended_before_it() -> None:
+    watched = Watched()
+    first = watched.served()
+    choosing = watched.world.ask("r2")
+    routed = watched.world.route(choosing)
+    watched.observing.attempted(a_report(routed, failed(routed)))
+    assert [record.id for record in watched.world.kept.records] == [first]
+    again = watched.world.route(choosing, attempt=2)
+    watched.observing.attempted(a_report(again, an_outcome(again)))
+    watched.observing.answered(a_line(again.decision_id, attempts=2))
+    watched.observing.settle()
+    (*_, record) = watched.world.kept.records
+    assert [attempt.result for attempt in record.attempts] == ["reset", "done"]
+
+
+async def test_only_so_many_requests_wait_for_their_books() -> None:
+    watched = Watched()
+    for _ in range(WAITING_MOST // 2):
+        watched.served()
+    assert len(watched.world.kept.records) == WAITING_MOST // 2
+
+
+async def test_a_fault_in_the_books_of_one_request_spares_those_of_the_others() -> None:
+    watched = Watched()
+    watched.world.kept.refuse = 1
+    ended = [watched.served() for _ in range(2)]
+    watched.observing.settle()
+    assert [record.id for record in watched.world.kept.records] == ended[1:]
+    assert any("relay.failed" in line for line in watched.world.lines)
 
 
 def test_a_fault_of_ours_is_told_by_its_class_alone() -> None:
