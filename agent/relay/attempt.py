@@ -19,6 +19,9 @@ HELD_ANSWER = 16_384
 _REFUSALS = {cause.value.encode("ascii"): cause.value for cause in RefusalCause}
 
 
+_NO_ANSWER = Tail(None)
+
+
 class Mode(Enum):
     """What the answer is: to be passed on, an error to be judged first, or a peer's own refusal or fault."""
 
@@ -67,7 +70,7 @@ class Attempt:
         self.refusal = ""
         self.body: bytes | bytearray = b""
         self.held: list[bytes] = []
-        self.tail = Tail(None)
+        self.tail = _NO_ANSWER
         self.waiting: Callable[[], None] | None = None
 
     def wait(self, first_bytes: FirstBytes, endpoint: str, model: str) -> None:

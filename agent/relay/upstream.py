@@ -21,6 +21,8 @@ from router_core.exchange.failure import Cause
 _CHUNK = 256 * limits.KIB
 _JOINED = 64 * limits.KIB
 _LAST_CHUNK = b"0\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding")
+_OF_CONNECTION = frozenset({b"connection", b"keep-alive"})
 _EARLY_CLOSE_MS = 1_500
 _TIMEOUT = re.compile(rb"timeout=(\d{1,6})")
 _MAX = re.compile(rb"max=(\d{1,6})")
@@ -275,29 +277,27 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _frame(self, parser: httptools.HttpResponseParser) -> bool:
         """Learn how the body ends and whether the socket may serve again."""
-        if len(self._headers) > limits.RESPONSE_HEADERS:
+        headers = self._headers
+        if len(headers) > limits.RESPONSE_HEADERS:
             return False
-        lengths: list[bytes] = []
-        codings: list[bytes] = []
+        named = dict(headers)
+        if len(named) < len(headers) and any(_times(headers, name) > 1 for name in _FRAMING):
+            return False
+        coding, length = named.get(b"transfer-encoding"), named.get(b"content-length")
+        if coding is not None and (length is not None or coding.strip().lower() != b"chunked"):
+            return False
+        if length is not None and (not length.isdigit() or len(length) > 18):
+            return False
         keep = parser.get_http_version() == "1.1"
-        for name, value in self._headers:
-            if name == b"content-length":
-                lengths.append(value)
-            elif name == b"transfer-encoding":
-                codings.append(value)
-            elif name == b"connection" and b"close" in value.lower():
-                keep = False
-            elif name == b"keep-alive":
-                self._note_keep_alive(value)
-        if len(codings) > 1 or len(lengths) > 1 or (codings and lengths):
-            return False
-        if codings and codings[0].strip().lower() != b"chunked":
-            return False
-        if lengths and (not lengths[0].isdigit() or len(lengths[0]) > 18):
-            return False
+        if not _OF_CONNECTION.isdisjoint(named):
+            for name, value in headers:
+                if name == b"connection" and b"close" in value.lower():
+                    keep = False
+                elif name == b"keep-alive":
+                    self._note_keep_alive(value)
         bodyless = self._status in (204, 304)
-        self._chunked = bool(codings) and not bodyless
-        self._left = 0 if bodyless else int(lengths[0]) if lengths else None
+        self._chunked = coding is not None and not bodyless
+        self._left = 0 if bodyless else int(length) if length is not None else None
         self._reusable = keep and (self._chunked or self._left is not None)
         return True
 
@@ -335,6 +335,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._reusable = False
         fragments, self._fragments = self._fragments, []
         return fragments[0] if len(fragments) == 1 else b"".join(fragments), self._ended
+
+
+def _times(headers: Headers, name: bytes) -> int:
+    return sum(key == name for key, _ in headers)
 
 
 class _Surplus(Exception):

@@ -77,14 +77,17 @@ class LocalWork:
     def work_s(self, endpoint: str, slots: int, now: int, foreign: int = 0) -> float:
         """Outstanding service seconds, not divided by ``slots``: what is left of running requests (at least a tenth
         of each), queued ones in full, and ``foreign`` requests that are not ours at the mean of ours."""
-        jobs = self._jobs.get(endpoint, {})
+        jobs = self._jobs.get(endpoint)
         total = 0.0
-        for place, job in enumerate(jobs.values()):
-            if place < slots:
-                total += max(0.1 * job.expected_s, job.expected_s - (now - job.start_ms) / 1000.0)
-            else:
-                total += job.expected_s
-        return total + foreign * self._mean_s.get(endpoint, 0.0)
+        if jobs:
+            for place, job in enumerate(jobs.values()):
+                expected_s = job.expected_s
+                if place < slots:
+                    left_s, least_s = expected_s - (now - job.start_ms) / 1000.0, 0.1 * expected_s
+                    total += left_s if left_s > least_s else least_s
+                else:
+                    total += expected_s
+        return total + foreign * self._mean_s.get(endpoint, 0.0) if foreign else total
 
     def accepted(self, router: Id8, inst: int, seq: int, now: int) -> None:
         """The ingress took a numbered request of a peer's router."""

@@ -1,6 +1,7 @@
 """How an answer is cut into events, and which of them carry generated content."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -109,6 +110,7 @@ LINES: Final = Stream(ends=(b"\n",), counted=((b"\n", 0),), separator=b"\n", has
 _BY_TYPE: Final = {b"text/event-stream": SERVER_SENT, b"application/x-ndjson": LINES}
 
 
+@lru_cache(maxsize=64)
 def stream_of(content_type: bytes | None) -> Stream | None:
     """How an answer of this type is cut into events; None if it is no stream."""
     return _BY_TYPE.get((content_type or b"").partition(b";")[0].strip().lower())
