@@ -159,17 +159,8 @@ class Choosing:
         self._first_token_ms: float | None = None
         self._routed_by: str | None = None
         self._counted = False
-
-    @property
-    def until_ms(self) -> int | None:
+        self.until_ms = None if request is None else _until_ms(request, placing.policy)
         """Boot time after which nothing is dispatched any more."""
-        request = self.request
-        if request is None:
-            return None
-        deadline_ms = request.hints.deadline_ms
-        if deadline_ms is None:
-            deadline_ms = targets_of(request.hints.request_class, self._placing.policy).deadline_ms
-        return request.arrival_ms + deadline_ms
 
     def consult(self) -> Coroutine[None, None, None] | None:
         """Have the authority's answer before the first decision; once, whatever becomes of the request."""
@@ -330,6 +321,13 @@ class Choosing:
         if pin is None:
             return "miss"
         return "hit" if (pin.endpoint, pin.model) == (choice.endpoint, choice.model) else "moved"
+
+
+def _until_ms(request: PlacementRequest, policy: PlacementPolicy) -> int:
+    deadline_ms = request.hints.deadline_ms
+    if deadline_ms is None:
+        deadline_ms = targets_of(request.hints.request_class, policy).deadline_ms
+    return request.arrival_ms + deadline_ms
 
 
 def hints_header(notes: tuple[HintNote, ...]) -> str | None:

@@ -72,7 +72,7 @@ class Courier:
         self._code: str | None = None
         self._first_byte_ms: float | None = None
         self._flowing_ms: float | None = None
-        self._slow_client = self._suspect = self._closed = False
+        self._slow_client = self._suspect = self._released = self._closed = False
 
     def start(self) -> "Courier":
         """Begin; returns itself."""
@@ -178,9 +178,13 @@ class Courier:
                     self._client.push(data)
                 if not ended:
                     self._client.flush()
+                    return
             elif data:
                 attempt.held.append(data)
+                if ended:
+                    self._inbox.append(ev.BodyEnded(attempt=number))
                 self._step(ev.FirstByteReceived(attempt=number))
+                return
             if ended:
                 self._step(ev.BodyEnded(attempt=number))
             return
@@ -438,6 +442,9 @@ class Courier:
         self._w.observer.failed("exchange", exc)
 
     def _release_body(self) -> None:
+        if self._released:
+            return
+        self._released = True
         self._parcel.drop()
         if self._attempt is not None:
             self._attempt.body = b""

@@ -4,6 +4,8 @@ One typed decode per body in which text stays raw, so that it is measured and ne
 odd type is decoded once more with all fields raw: what is odd reads as "not told" and goes to the engine as it stands.
 """
 
+from typing import Final
+
 import msgspec
 from msgspec import Raw, Struct
 
@@ -12,6 +14,7 @@ from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.dialects.raw import NONE, OFF, TOKENS_MOST, inputs_of, size_of, whole
 from router_core.record.state import Dialect
 
+READ: Final = (Dialect.CHAT, Dialect.COMPLETION, Dialect.EMBED)
 _COMPLETION_DEFAULT = 16
 _CHOICES_MOST = 1_024
 

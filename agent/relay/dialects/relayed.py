@@ -36,7 +36,7 @@ class Tongue(Protocol):
 
 def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     """The facts of a body in ``dialect``, or why it is ours to refuse."""
-    return ollama.read(dialect, body) if dialect & ollama.NATIVE else openai.read(dialect, body)
+    return openai.read(dialect, body) if dialect in openai.READ else ollama.read(dialect, body)
 
 
 def tongue_of(path: bytes) -> Tongue:
