@@ -223,7 +223,6 @@ def led_by(note: AuthorityNote, order: list[S]) -> list[S]:
     if not note.leads:
         return order
     first = next(scored for scored in order if scored.key == note.first)
-    first.out = None
     return [first, *(scored for scored in order if scored is not first)]
 
 

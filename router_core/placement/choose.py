@@ -5,16 +5,18 @@ that are nearly as good share the load in proportion to what they can sustain. T
 the same inputs give the same choice.
 
 Where the policy packs, the fullest of the rows that meet their target serves instead, and idle ones stay idle.
-Dominance is that of Pareto, relaxed by a small eps so that noise decides nothing.
+Dominance is that of Pareto, relaxed by a small eps so that noise decides nothing. Rows are judged from the best on, and
+only as far as a draw could reach; what became of the others is found out for who asks (``ranking``).
 
 Refuses to know where rows come from: those of a survey and those of a record are chosen from by the same steps.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Alternative, AuthorityNote, Estimate, Factors
@@ -23,14 +25,12 @@ from router_core.policy.placement import PlacementPolicy, Weights
 
 _SCORE = attrgetter("score")
 _FILL = attrgetter("fill")
+_VETO, _COLD = "veto", "cold"
 
 
 class Standing(Protocol):
-    """A scored row as the choice sees it. ``reserve`` says why it only backs up the others, ``out`` (set while
-    choosing) why it left the choice; ``fill`` is how many requests are there for each it serves at a time; ``age_ms`` is
-    that of its picture, ``period_ms`` how often a new one comes."""
-
-    out: str | None
+    """A scored row as the choice sees it. ``reserve`` says why it only backs up the others; ``fill`` is how many requests
+    are there for each it serves at a time; ``age_ms`` is that of its picture, ``period_ms`` how often a new one comes."""
 
     @property
     def key(self) -> Endpoint: ...
@@ -71,97 +71,124 @@ def seed_of(request_id: str, attempt: int) -> bytes:
 
 
 def choose(
-    scored: list[S], policy: PlacementPolicy, seed: bytes, capacity: Callable[[S], float], *, full: bool
+    scored: Sequence[S], policy: PlacementPolicy, seed: bytes, capacity: Callable[[S], float]
 ) -> list[S]:
-    """``scored`` in the order in which rows would be tried, the chosen one first; empty stays empty. The order they come
-    in says nothing: rows of equal score go by endpoint and model. ``capacity`` is what a row can sustain, in requests like this one per second.
+    """``scored`` by score, but the chosen one first; empty stays empty. The order they come in says nothing: rows of
+    equal score go by endpoint and model. ``capacity`` is what a row can sustain, in requests like this one per second."""
+    by_score = _by_score(scored)
+    if len(by_score) < 2:
+        return by_score
+    field = _Field(by_score, policy)
+    chosen = field.packed or _draw(_standing(field, policy), policy, seed, capacity)
+    if chosen is by_score[0]:
+        return by_score
+    return [chosen, *[row for row in by_score if row is not chosen]]
 
-    Marks every row that left the choice (``out``). Unless ``full``, rows that are too far behind the best to win
-    are left unmarked.
-    """
-    if not scored:
-        return []
-    by_score = sorted(scored, key=_SCORE)
-    if any(row.score == after.score for row, after in pairwise(by_score)):
-        by_score.sort(key=_place)
-    _veto(by_score, policy)
-    _drop_slow_loads(by_score)
-    packed = _packed(by_score, policy.pack_below) if policy.pack_below else None
-    if packed is None:
-        _drop_dominated(by_score, policy, full=full)
-    standing = [row for row in by_score if row.out is None]
-    if not standing:
-        best = next(row for row in by_score if row.out not in ("veto", "cold"))
-        best.out = None
-        standing = [best]
-    chosen = packed or _draw(standing, policy, seed, capacity)
-    rest = [row for row in standing if row is not chosen]
-    out = [row for row in by_score if row.out is not None]
-    out.sort(key=_out_rank)
-    return [chosen, *rest, *out]
+
+def ranking(order: Sequence[S], policy: PlacementPolicy) -> list[tuple[S, str | None]]:
+    """Rows as ``choose`` ordered them, in the order in which they would be tried, each with the reason for which it left
+    the choice: ``veto``, ``cold``, ``dominated:<row>``, None if it did not. The first is the chosen one, come what may."""
+    by_score = _by_score(order)
+    field = _Field(by_score, policy)
+    outs = {id(row): field.out(row) for row in by_score}
+    if order:
+        if None not in outs.values():
+            outs[next(row for row, out in outs.items() if out not in (_VETO, _COLD))] = None
+        outs[id(order[0])] = None
+    rest = [(row, outs[id(row)]) for row in order[1:]]
+    rest.sort(key=_rank)
+    return [*[(row, None) for row in order[:1]], *rest]
+
+
+def _rank(judged: tuple[Standing, str | None]) -> int:
+    out = judged[1]
+    if out is None:
+        return 0
+    return 3 if out == _VETO else 2 if out == _COLD else 1
+
+
+def _by_score(scored: Sequence[S]) -> list[S]:
+    rows = sorted(scored, key=_SCORE)
+    if any(row.score == after.score for row, after in pairwise(rows)):
+        rows.sort(key=_place)
+    return rows
 
 
 def _place(scored: Standing) -> tuple[float, Endpoint, str]:
     return scored.score, scored.key, scored.model
 
 
-def _out_rank(scored: Standing) -> int:
-    if scored.out == "veto":
-        return 2
-    return 1 if scored.out == "cold" else 0
+def _standing(field: "_Field[S]", policy: PlacementPolicy) -> list[S]:
+    """The rows that did not leave the choice, as far behind the best of them as a draw could reach; if all left, the
+    best of those that only others dominate."""
+    standing: list[S] = []
+    until = math.inf
+    for row in field.rows:
+        if row.score > until:
+            break
+        if field.out(row) is None:
+            if not standing:
+                until = row.score + policy.tie_fixed + policy.tie_per_period
+            standing.append(row)
+    return standing or [next(row for row in field.rows if field.out(row) not in (_VETO, _COLD))]
 
 
-def _veto(rows: Sequence[Standing], policy: PlacementPolicy) -> None:
-    above, below = policy.veto_above, policy.veto_needs_below
-    costs = [worst(row) for row in rows]
-    if max(costs) > above and min(costs) < below:
-        for row, cost in zip(rows, costs, strict=True):
-            if cost > above:
-                row.out = "veto"
+class _Field(Generic[S]):
+    """Scored rows by score, and what hangs on all of them, found out when a row first asks. ``packed`` is the row that a
+    packing policy takes, whatever dominates it."""
+
+    def __init__(self, by_score: Sequence[S], policy: PlacementPolicy) -> None:
+        self.rows = by_score
+        self.packed: S | None = None
+        self._policy = policy
+        self._reach = policy.pareto_eps * total(policy.weights)
+        self._vetoes: bool | None = None
+        self._soonest_s: float | None = None
+        if policy.pack_below:
+            self.packed = self._fullest(policy.pack_below)
+
+    def out(self, row: S) -> str | None:
+        """Why ``row`` leaves the choice, None if it stands."""
+        if self._vetoed(row):
+            return _VETO
+        if not row.resident and row.est.ect > self._soonest_warm_s():
+            return _COLD
+        if self.packed is not None:
+            return None
+        eps, limit = self._policy.pareto_eps, row.score + self._reach
+        for other in self.rows:
+            if other.score > limit:
+                return None
+            if other is not row and dominates(other, row, eps):
+                return f"dominated:{other.key}"
+        return None
+
+    def _fullest(self, below: float) -> S | None:
+        """The fullest row that keeps its promise all the same, the best of equals; warm ones first."""
+        good = [row for row in self.rows if row.f.slo < below and not self._vetoed(row)]
+        warm = [row for row in good if row.resident]
+        cold = [row for row in good if row.est.ect <= self._soonest_warm_s()] if not warm else []
+        return max(warm or cold, key=_FILL, default=None)
+
+    def _vetoed(self, row: S) -> bool:
+        policy = self._policy
+        if worst(row) <= policy.veto_above:
+            return False
+        if self._vetoes is None:
+            self._vetoes = any(worst(other) < policy.veto_needs_below for other in self.rows)
+        return self._vetoes
+
+    def _soonest_warm_s(self) -> float:
+        if self._soonest_s is None:
+            warm = [row.est.ect for row in self.rows if row.resident and row.free and not self._vetoed(row)]
+            self._soonest_s = min(warm, default=math.inf)
+        return self._soonest_s
 
 
 def worst(scored: Standing) -> float:
     """The largest factor, ``speed`` aside, which is relative and vetoes nothing."""
     f = scored.f
     return max(f.slo, f.pressure, f.memory, f.switch)
-
-
-def _drop_slow_loads(rows: Sequence[Standing]) -> None:
-    warm = [row.est.ect for row in rows if row.resident and row.free and row.out is None]
-    if not warm:
-        return
-    soonest = min(warm)
-    for row in rows:
-        if not row.resident and row.out is None and row.est.ect > soonest:
-            row.out = "cold"
-
-
-def _packed(rows: Sequence[S], below: float) -> S | None:
-    """The fullest row that keeps its promise all the same, the best of equals; warm ones first."""
-    good = [row for row in rows if row.out is None and row.f.slo < below]
-    warm = [row for row in good if row.resident]
-    return max(warm or good, key=_FILL, default=None)
-
-
-def _drop_dominated(rows: Sequence[Standing], policy: PlacementPolicy, *, full: bool) -> None:
-    eps = policy.pareto_eps
-    reach = eps * total(policy.weights)
-    until = None
-    for row in rows:
-        if row.out is not None:
-            continue
-        if until is not None and row.score > until and not full:
-            break
-        limit = row.score + reach
-        for other in rows:
-            if other.score > limit:
-                break
-            if other is not row and dominates(other, row, eps):
-                row.out = f"dominated:{other.key}"
-                break
-        else:
-            if until is None:
-                until = row.score + policy.tie_fixed + policy.tie_per_period
 
 
 def dominates(other: Standing, row: Standing, eps: float) -> bool:

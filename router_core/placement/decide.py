@@ -43,25 +43,25 @@ def decide(
     however many."""
     seen = survey(request, fleet, policy, now)
     seed = seed_of(request.request_id, request.attempt)
-    few = len(seen.scored) + len(seen.reserves) <= policy.candidates_kept
-    full = full or few or request.attempt > 1 or seed[-1] % _FULL_ONE_IN == 0
     counsel = request.advice
     note = NO_AUTHORITY if counsel is None else heed(counsel, seen, policy, seed)
-    order = choose(seen.scored, policy, seed, lambda row: capacity(row.row, seen.need), full=full)
-    order = led_by(note, order)
+    order = led_by(note, choose(seen.scored, policy, seed, lambda row: capacity(row.row, seen.need)))
     decision_id = new_id(rng) if counsel is None or request.attempt > 1 else counsel.decision_id
     chosen = retry_s = None
-    shown: tuple[Scored, ...] = ()
     nearby: tuple[str, ...] = ()
     if order:
         chosen = order[0]
         action = Action.ROUTE if chosen.resident else Action.ROUTE_COLD
-        full = full or action is not Action.ROUTE
-        ranked = sorted([row for row in (*order, *seen.reserves) if row is not chosen], key=_SCORE)
-        shown = (*order, *seen.reserves) if full else (chosen, *ranked[:ALTERNATIVES])
-        reason = reason_of(chosen, ranked, seen.degraded, note)
+        full = (
+            full
+            or len(order) + len(seen.reserves) <= policy.candidates_kept
+            or action is not Action.ROUTE
+            or request.attempt > 1
+            or seed[-1] % _FULL_ONE_IN == 0
+        )
+        reason = reason_of(chosen, order[1:], seen.degraded, note)
     else:
-        action, reason = Action.REJECT, _refusal(seen)
+        action, reason, full = Action.REJECT, _refusal(seen), True
         if reason.status in _RETRIED:
             retry_s = retry_after_s(_waits_s(seen, now), rng)
         if reason is Reason.MODEL_ABSENT and not seen.offered:
@@ -82,10 +82,13 @@ def decide(
             policy=policy,
             router=fleet.node_id,
             at_ms=now,
-            view=ViewFacts(gen=fleet.gen, max_age_ms=seen.max_age_ms, m_r=fleet.m_r, rows=len(seen.rows)),
+            view=ViewFacts(
+                gen=fleet.gen, max_age_ms=seen.max_age_ms, m_r=fleet.m_r, rows=len(seen.rows), cut=seen.cut
+            ),
             resolved=seen.resolved if seen.offered else "",
-            shown=shown,
-            excluded=tuple(seen.excluded[:EXCLUDED_KEPT]),
+            scored=tuple(order if full else order[: 1 + ALTERNATIVES]),
+            reserves=tuple(seen.reserves if full else sorted(seen.reserves, key=_SCORE)[:ALTERNATIVES]),
+            excluded=seen.excluded[:EXCLUDED_KEPT],
             full=full,
         ),
         retry_after_s=retry_s,

@@ -11,7 +11,7 @@ from operator import attrgetter
 from msgspec import Struct
 
 from router_core.ids import NodeId
-from router_core.placement.choose import alternative_of, seed_of
+from router_core.placement.choose import alternative_of, ranking, seed_of
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
@@ -28,7 +28,8 @@ from router_core.placement.record import (
     ViewFacts,
 )
 from router_core.placement.request import HintNote, PlacementRequest
-from router_core.placement.survey import Exclusion, Scored
+from router_core.placement.sift import Exclusion
+from router_core.placement.survey import Scored
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
 
@@ -40,8 +41,9 @@ _SCORE = attrgetter("score")
 class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     """What the record of a decision is made of.
 
-    ``shown`` are the scored rows that it mentions, the chosen one first, then in the order of trying if it is ``full``;
-    ``excluded`` the first of those left out. ``resolved`` is empty if nobody offers the model.
+    ``scored`` are the rows in the running, the chosen one first, then by score, and ``reserves`` those behind them: all if
+    the record is to be ``full``, else the best. ``excluded`` are the first of those left out. ``resolved`` is empty if
+    nobody offers the model.
     """
 
     request: PlacementRequest
@@ -51,7 +53,8 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     at_ms: int
     view: ViewFacts
     resolved: str
-    shown: tuple[Scored, ...]
+    scored: tuple[Scored, ...]
+    reserves: tuple[Scored, ...]
     excluded: tuple[Exclusion, ...]
     full: bool
 
@@ -86,9 +89,11 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
 def record_of(decision: Decision) -> DecisionRecord:
     """Why ``decision`` came out as it did."""
     seen, chosen = decision.evidence, decision.chosen
-    shown, excluded = seen.shown, seen.excluded
-    others = sorted(shown[1:], key=_SCORE)
-    names = {scored.row.key: scored.row.label for scored in shown}
+    excluded = seen.excluded
+    running = ranking(seen.scored, seen.policy) if seen.full else [(row, None) for row in seen.scored]
+    shown = [*running, *[(row, None) for row in seen.reserves]]
+    others = sorted([*seen.scored[1:], *seen.reserves], key=_SCORE)
+    names = {scored.row.key: scored.row.label for scored, _ in shown}
     names.update({gone.row.key: gone.row.label for gone in excluded})
     return DecisionRecord(
         id=decision.id,
@@ -103,22 +108,22 @@ def record_of(decision: Decision) -> DecisionRecord:
         hints=decision.hints,
         excluded=tuple([_excluded(gone, seen.need) for gone in excluded]),
         excluded_counts={code.value: count for code, count in decision.counts.items()},
-        candidates=tuple([_candidate(scored, seen.need, seen.policy) for scored in shown]),
+        candidates=tuple([_candidate(scored, out, seen.need, seen.policy) for scored, out in shown]),
         full=seen.full,
         action=decision.action,
         chosen=chosen.endpoint if chosen is not None else None,
         reason=decision.reason,
-        margin=others[0].score - shown[0].score if others else None,
+        margin=others[0].score - shown[0][0].score if others else None,
         degraded=decision.degraded,
         alternatives=tuple(
-            [alternative_of(other, shown[0], seen.policy.weights) for other in others[:ALTERNATIVES]]
+            [alternative_of(other, shown[0][0], seen.policy.weights) for other in others[:ALTERNATIVES]]
         ),
         names=names,
         authority=decision.authority,
     )
 
 
-def _candidate(scored: Scored, need: Need, policy: PlacementPolicy) -> Candidate:
+def _candidate(scored: Scored, out: str | None, need: Need, policy: PlacementPolicy) -> Candidate:
     row, est = scored.row, scored.est
     return Candidate(
         row=row.key,
@@ -135,11 +140,11 @@ def _candidate(scored: Scored, need: Need, policy: PlacementPolicy) -> Candidate
         hint=scored.hint_bonus / policy.hint_bonus if scored.hint_bonus else 0.0,
         affinity=scored.affinity_bonus / policy.affinity_bonus if scored.affinity_bonus else 0.0,
         capacity=capacity(row, need),
-        queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, scored.pace)
+        queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, est.tpot)
         if est.wait
         else 0.0,
         score=scored.score,
-        out=BACKUP if scored.reserve is not None else scored.out,
+        out=BACKUP if scored.reserve is not None else out,
         level=scored.match.level,
     )
 

@@ -64,9 +64,14 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
 
 
 def need_of(
-    request: PlacementRequest, bytes_per_token: float, learned: int | None, policy: PlacementPolicy
+    request: PlacementRequest,
+    bytes_per_token: float,
+    learned: int | None,
+    policy: PlacementPolicy,
+    digest: bytes | None = None,
 ) -> Need:
-    """The needs of ``request``; ``learned`` is the usual output of this model and class, if any was seen."""
+    """The needs of ``request``; ``learned`` is the usual output of this model and class, if any was seen, ``digest`` the
+    one that is meant, if that is settled."""
     hints, dialect = request.hints, int(request.dialect)
     locality = hints.locality.within(policy.spill_cap)
     targets = targets_of(hints.request_class, policy)
@@ -95,7 +100,7 @@ def need_of(
         host_only=locality is Locality.HOST,
         narrows=hints is not NO_HINTS and hints.narrows,
         hints=hints,
-        digest=None,
+        digest=digest,
         match=hints.match if hints.match is _EXACT else _match(hints.match, dialect, policy),
         prompt=prompt,
         output=each * max(1, request.choices),

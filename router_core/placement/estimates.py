@@ -5,6 +5,7 @@ reservations act through the wait alone. Refuses to rank.
 """
 
 import math
+from collections.abc import Iterable
 
 from router_core.placement.eligibility import Need
 from router_core.placement.record import Estimate
@@ -51,6 +52,29 @@ def estimate(
         ect=ttft + need.output * tpot,
         sd=1.0 if spread > 1.0 else spread,
     )
+
+
+def completions(rows: Iterable[Row], need: Need, now: int) -> list[float]:
+    """Seconds until each of ``rows`` would be done, by their records alone: as ``estimate`` without own work, cached
+    prompts and other contexts."""
+    found = []
+    prompt, output = need.prompt, need.output
+    for row in rows:
+        age_ms = now - row.taken_ms
+        if age_ms < 0:
+            age_ms = 0
+        k, work_s, in_flight = row.k, row.work_s, row.in_flight
+        if work_s < row.work_mean_s:
+            faded = 1.0 - math.exp2(-age_ms / row.period_ms / _FADE_PERIODS)
+            work_s += faded * (row.work_mean_s - work_s)
+        wait = work_s / k - age_ms / 1000.0
+        found.append(
+            (wait if wait > 0.0 else 0.0)
+            + row.load_s
+            + prompt * row.prefill_s_per_token
+            + output * (1.0 + row.beta * (k - 1 if in_flight >= k else in_flight)) * row.token_s
+        )
+    return found
 
 
 def reload_s(row: Row, need: Need) -> float:

@@ -19,23 +19,31 @@ def risk(predicted: float, target: float, spread: float) -> float:
 
     Above the target the spread is fixed, so that a vague estimate never excuses a late row.
     """
-    if predicted <= 0.0:
-        return 0.0
-    z = math.log(predicted / target) / (spread if predicted <= target else _SPREAD_ABOVE)
-    if z > 20.0:
+    return _tail(_deviation(predicted, target, spread))
+
+
+def slo_cost(row: Row, need: Need, ttft: float, spread: float, tpot: float) -> float:
+    """Chance that the row misses a target or fails, with ``ttft`` as its time to first token and ``tpot`` as that per
+    token, which counts only if a pace was asked and something is generated."""
+    worst = _deviation(ttft, need.ttft_s, spread)
+    if need.tpot_s is not None and need.output:
+        pace = _deviation(tpot, need.tpot_s, row.s_gen)
+        if pace > worst:
+            worst = pace
+    return 1.0 - (1.0 - _tail(worst)) * row.success
+
+
+def _deviation(predicted: float, target: float, spread: float) -> float:
+    """By how many spreads ``predicted`` is above ``target``, in logs."""
+    if predicted <= target:
+        return math.log(predicted / target) / spread if predicted > 0.0 else -math.inf
+    return math.log(predicted / target) / _SPREAD_ABOVE
+
+
+def _tail(deviation: float) -> float:
+    if deviation > 20.0:
         return 1.0
-    return 0.0 if z < -20.0 else 1.0 / (1.0 + math.exp(-_NORMAL * z))
-
-
-def pace_risk(row: Row, need: Need, tpot: float) -> float:
-    """Chance that output comes slower than asked; 0 if no pace was asked or nothing is generated."""
-    return risk(tpot, need.tpot_s, row.s_gen) if need.tpot_s is not None and need.output else 0.0
-
-
-def slo_cost(row: Row, need: Need, ttft: float, spread: float, pace: float) -> float:
-    """Chance that the row misses a target or fails, with ``ttft`` as its time to first token."""
-    late = risk(ttft, need.ttft_s, spread)
-    return 1.0 - (1.0 - (pace if pace > late else late)) * row.success
+    return 0.0 if deviation < -20.0 else 1.0 / (1.0 + math.exp(-_NORMAL * deviation))
 
 
 def speed_cost(ect: float, least: float) -> float:

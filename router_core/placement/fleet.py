@@ -2,12 +2,12 @@
 
 A *row* is (endpoint, served model). Owns: the constants of each row, what may be kept from one snapshot to the next, the
 fleet-wide aggregates (herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount; nothing here changes
-after it was built except what ``live`` looks up. Refuses to know requests.
+after it was built except what ``live`` looks up and ``sifted`` remembers. Refuses to know requests.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -22,6 +22,9 @@ from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
 from router_core.view.cluster import ClusterView, NodeView
+
+if TYPE_CHECKING:
+    from router_core.placement.sift import Kind, Sifted
 
 _SCALES_MS = 1_000
 _SMOOTHING = 0.1
@@ -81,7 +84,8 @@ class Fleet(Struct, frozen=True, kw_only=True):
     """All rows of one snapshot, by node id and position, so that nothing depends on who was heard first.
 
     ``m_r`` multiplies own uncovered work by what the other routers probably did at the same time. ``learned`` and
-    ``scaled_ms`` tell of which profiles, and when, the scales were made.
+    ``scaled_ms`` tell of which profiles, and when, the scales were made. ``sifted`` holds what decisions found out about
+    these rows that holds for the next ones too.
     """
 
     gen: int
@@ -97,6 +101,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     m_r: float
     profiles: Profiles
     live: Live
+    sifted: "dict[Kind, Sifted]"
 
     @property
     def breakers(self) -> Breaking | None:
@@ -206,6 +211,7 @@ def fold_fleet(
         m_r=herd_multiplier(view, policy),
         profiles=profiles,
         live=live,
+        sifted={},
     )
 
 

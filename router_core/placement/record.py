@@ -44,7 +44,8 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
 
     ``free``: the request would not have queued there; ``fill``: requests there for each it serves at a time;
     ``period_ms``: how often its node tells its state. ``adj`` is ``penalty`` (looser match, alias) less the policy's hint
-    bonus x ``hint`` and affinity bonus x ``affinity``, both in 0..1. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``.
+    bonus x ``hint`` and affinity bonus x ``affinity``, both in 0..1. ``out`` says why it left the choice: ``veto``,
+    ``dominated:<row>``, ``cold`` or ``backup``; where not all candidates are shown only ``backup`` is told.
     """
 
     row: str
@@ -82,12 +83,14 @@ class Alternative(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ViewFacts(Struct, frozen=True, gc=False, kw_only=True):
-    """The snapshot that the decision stood on: generation, oldest picture in ms, herd multiplier, rows visited."""
+    """The snapshot that the decision stood on: generation, oldest picture in ms, herd multiplier, rows visited,
+    and how many of those were cut because too many others would be done sooner."""
 
     gen: int
     max_age_ms: int
     m_r: float
     rows: int
+    cut: int = 0
 
 
 class RequestFacts(Struct, frozen=True, gc=False, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router_core.errors import PairmeshError
 from router_core.placement.advice import led_by
-from router_core.placement.choose import alternative_of, choose, reason_of
+from router_core.placement.choose import alternative_of, choose, ranking, reason_of
 from router_core.placement.decision import ALTERNATIVES
 from router_core.placement.reasons import Action
 from router_core.placement.record import BACKUP, Candidate, DecisionRecord, Estimate, Factors
@@ -47,7 +47,6 @@ class _Row(Struct, gc=False, kw_only=True):
     free: bool
     resident: bool
     reserve: str | None
-    out: str | None = None
 
 
 def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
@@ -61,13 +60,15 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
     rows = [_row(candidate, policy) for candidate in record.candidates]
     running = [row for row in rows if row.reserve is None]
     reserves = [row for row in rows if row.reserve is not None] if running else []
-    order = choose(running or rows, policy, bytes.fromhex(record.seed), _CAPACITY, full=True)
+    order = choose(running or rows, policy, bytes.fromhex(record.seed), _CAPACITY)
     order = led_by(record.authority, order)
     chosen = order[0]
     others = sorted([*order[1:], *reserves], key=_SCORE)
     return replace(
         bare,
-        candidates=tuple([_told(row) for row in (*order, *reserves)]),
+        candidates=tuple(
+            [_told(row, out) for row, out in (*ranking(order, policy), *[(row, None) for row in reserves])]
+        ),
         action=Action.ROUTE if chosen.resident else Action.ROUTE_COLD,
         chosen=chosen.key,
         reason=reason_of(chosen, others, record.degraded, record.authority),
@@ -114,5 +115,5 @@ def _unless_rounded(stored: float, computed: float) -> float:
     return stored if abs(computed - stored) < _ROUNDING else computed
 
 
-def _told(row: _Row) -> Candidate:
-    return replace(row.candidate, adj=row.adj, score=row.score, out=row.reserve or row.out)
+def _told(row: _Row, out: str | None) -> Candidate:
+    return replace(row.candidate, adj=row.adj, score=row.score, out=row.reserve or out)

@@ -92,6 +92,8 @@ class PlacementPolicy:
     one risks its targets by less than ``match_opens_at``. ``match_min_bits`` per weight is the least that may stand in
     for another quantisation. Held requests take turns by ``hold_quantum_s`` and rise one class per ``hold_promote_ms``;
     ``background`` is shed from a saturation of ``shed_above``, and all of it at ``shed_range`` more.
+    Above ``scored_all`` rows those ``scored_best`` are scored that would be done first, and the ``scored_calm`` least
+    pressed.
     ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
     ``pack_below``: rows whose ``slo`` factor is less go by how full they are, 0 packs nothing. ``hash`` is that of all
     other fields.
@@ -146,6 +148,9 @@ class PlacementPolicy:
     session_headers: tuple[str, ...] = ("x-claude-code-session-id",)
     nearest_names: int = 3
     candidates_kept: int = 16
+    scored_all: int = 64
+    scored_best: int = 48
+    scored_calm: int = 8
     authority: AuthorityPolicy = field(default_factory=AuthorityPolicy)
     realloc_enabled: bool = False
     pack_below: float = 0.0

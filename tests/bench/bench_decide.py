@@ -10,12 +10,10 @@ from random import Random
 
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Fleet, Live
-from router_core.policy.placement import PlacementPolicy
 from tests.bench.report import Figure, against, emit, wants_json
-from tests.support.fleets import NOW, a_fleet, a_ledger, a_request, a_row
+from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row
 
 ROUNDS = {8: 4_000, 64: 1_000, 1_000: 60}
-POLICY = PlacementPolicy()
 
 
 def the_fleet(count: int) -> Fleet:

@@ -122,6 +122,23 @@ def a_fleet(
     return replace(bare, rows=rows, index=index, m_r=m_r)
 
 
+class Broken:
+    """Breakers of some endpoints: 1 half-open, 2 open; those named first failed first."""
+
+    def __init__(self, **states: int) -> None:
+        self._states = {a_row(name).key: state for name, state in states.items()}
+        self._order = list(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def state(self, endpoint: str, now: int) -> int:
+        return self._states.get(endpoint, 0)
+
+    def last_fault_ms(self, endpoint: str) -> int | None:
+        return self._order.index(endpoint) if endpoint in self._states else None
+
+
 def a_ledger() -> Ledger:
     return Ledger(Id8(ME[:8]), 7, LocalWork())
 

@@ -19,6 +19,7 @@ from router_core.placement.record import NO_AUTHORITY
 from router_core.placement.request import Advice, Counsel, Locality
 from router_core.placement.survey import survey
 from router_core.policy.authority import AuthorityMode
+from router_core.policy.placement import PlacementPolicy
 from tests.router_core.placement.test_decide import NAMES, fleets, open_rows, requests
 from tests.support.fleets import (
     NOW,
@@ -44,7 +45,7 @@ def a_counsel(*order, mode=AuthorityMode.AUTHORITATIVE, weights=None, **over):
 def order_of(decision):
     """The endpoints in the order of trying; fleets here are small enough to be shown whole."""
     assert decision.evidence.full
-    return [scored.row.key for scored in decision.evidence.shown]
+    return [row.row for row in decision.record.candidates]
 
 
 modes = st.sampled_from([AuthorityMode.ADVISORY, AuthorityMode.AUTHORITATIVE])
@@ -388,7 +389,10 @@ def test_a_name_that_nobody_offers_is_not_passed_on():
 
 
 def test_at_most_64_rows_are_asked_about():
-    question, _ = asked(a_request(), a_fleet(*(a_row(f"n{i}") for i in range(100))))
+    fleet = a_fleet(*(a_row(f"n{i}") for i in range(100)))
+    seen = survey(a_request(), fleet, PlacementPolicy(scored_all=100), NOW)
+    question = question_of(a_request(), seen, "d1", 50)
+    assert len(seen.scored) == 100
     assert len(question.candidates) == 64
 
 

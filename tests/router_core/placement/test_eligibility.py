@@ -10,6 +10,7 @@ from router_core.record.state import Capability, Dialect
 from tests.support.fleets import (
     GIB,
     NOW,
+    Broken,
     a_choice,
     a_fleet,
     a_ledger,
@@ -19,24 +20,6 @@ from tests.support.fleets import (
     decided,
     parsed_hints,
 )
-
-
-class Broken:
-    """Breakers of some endpoints: 1 half-open, 2 open; those named first failed first."""
-
-    def __init__(self, **states: int) -> None:
-        self._states = {a_row(name).key: state for name, state in states.items()}
-        self._order = list(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def state(self, endpoint: str, now: int) -> int:
-        return self._states.get(endpoint, 0)
-
-    def last_fault_ms(self, endpoint: str) -> int | None:
-        return self._order.index(endpoint) if endpoint in self._states else None
-
 
 KEY = a_row("a").key
 

@@ -99,7 +99,7 @@ def test_the_order_in_which_rows_come_says_nothing(fleet, request):
     orders = []
     for turn in (1, -1):
         seen = survey(request, fleet, POLICY, NOW)
-        order = choose(seen.scored[::turn], POLICY, seed_of("r", 1), sustained(seen), full=True)
+        order = choose(seen.scored[::turn], POLICY, seed_of("r", 1), sustained(seen))
         orders.append([(row.key, row.model) for row in order])
     assert orders[0] == orders[1]
 
