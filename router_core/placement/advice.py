@@ -219,10 +219,11 @@ def heed(counsel: Counsel, seen: Survey, policy: PlacementPolicy, seed: bytes) -
 
 
 def led_by(note: AuthorityNote, order: list[S]) -> list[S]:
-    """``order`` with the row in front that an authoritative answer came to, the others as they were."""
-    if not note.leads:
+    """``order`` with the row in front that an authoritative answer came to, the others as they were; empty
+    stays empty."""
+    first = next((scored for scored in order if scored.key == note.first), None) if note.leads else None
+    if first is None:
         return order
-    first = next(scored for scored in order if scored.key == note.first)
     return [first, *(scored for scored in order if scored is not first)]
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core import limits
-from router_core.placement.advice import AnswerFault, parse_answer, power_of_two, question_of
+from router_core.placement.advice import AnswerFault, led_by, parse_answer, power_of_two, question_of
 from router_core.placement.choose import worst
 from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
-from router_core.placement.record import NO_AUTHORITY
+from router_core.placement.record import NO_AUTHORITY, AuthorityNote
 from router_core.placement.request import Advice, Counsel, Locality
 from router_core.placement.survey import survey
 from router_core.policy.authority import AuthorityMode
@@ -321,6 +321,13 @@ def test_a_request_without_an_authority_says_so():
     refused = decided(a_request(model="absent"), a_fleet(a_row("a")))
     assert refused.record.authority is NO_AUTHORITY
     assert (NO_AUTHORITY.mode.value, NO_AUTHORITY.outcome.value) == ("off", "off")
+
+
+def test_an_order_without_rows_is_led_by_nobody():
+    note = AuthorityNote(
+        mode=AuthorityMode.AUTHORITATIVE, outcome=AuthorityOutcome.USED, first=a_row("a").key
+    )
+    assert led_by(note, []) == []
 
 
 # --- what is asked -------------------------------------------------------------------------------------------
