@@ -21,8 +21,6 @@ KEPT_MS: Final = 7 * 24 * 3_600_000
 AUDIT_ROWS: Final = 10_000
 TRIM_SHARE: Final = 10
 _WAL_BYTES: Final = 4 * limits.MIB
-_ROWS_AT_ONCE: Final = 64
-"""Rows of one statement: each statement hands the interpreter to the other threads once, and takes it back."""
 
 _TABLES: Final = """
 create table if not exists decisions (
@@ -82,11 +80,10 @@ class JournalFile:
         """One transaction; a decision already there by id is replaced."""
         db = self._open_db()
         with db:
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                part = rows[start : start + _ROWS_AT_ONCE]
-                places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
-                values = [value for row in part for value in astuple(row)]
-                db.execute(f"insert or replace into decisions values {places}", values)
+            db.executemany(
+                "insert or replace into decisions values (?, ?, ?, ?, ?, ?, ?, ?)",
+                [astuple(row) for row in rows],
+            )
             db.executemany(
                 "insert into audit (at_ms, event, body) values (?, ?, ?)",
                 [(a.at_ms, a.event, a.body) for a in audit],

@@ -1,8 +1,9 @@
 """Reading a request off the wire: the head through llhttp with every lenient flag off, a chunked body likewise.
 
 Pure parsing: bytes in; a ``Request``, body bytes or a fault code out. The parser is fed exactly up to the blank
-line, so a message's end is always known: what follows belongs to the body or to the next request. Refuses to
-know sockets, routes and who is asking.
+line, so a message's end is always known: what follows belongs to the body or to the next request. A reader and its
+parser hold each other: a reader that is done lets go, or what it read would stay until the next collection of garbage.
+Refuses to know sockets, routes and who is asking.
 """
 
 from typing import Final
@@ -109,7 +110,9 @@ class HeadReader:
                 return "bad_request", len(data)
             start += len(fed)
             if self._complete:
-                return self._checked(), start
+                checked = self._checked()
+                del self._parser
+                return checked, start
             if len(self._url) > limits.REQUEST_TARGET:
                 return "target_too_long", len(data)
             if found < 0:
@@ -252,11 +255,13 @@ class BodyReader:
             if not self._ended:
                 return "bad_request", b""
             self.body = self._growing
+            del self._chunks
             return "surplus", b""
         if len(self._growing) > limits.REQUEST_BODY:
             return "body_too_large", b""
         if self._ended:
             self.body = self._growing
+            del self._chunks
             return True, b""
         if self._spent - len(data) > _BODY_OVERHEAD:
             return "bad_request", b""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 
 from agent.relay.intake import BodyReader, HeadReader, Request
@@ -34,6 +35,20 @@ async def test_a_head_may_come_byte_by_byte() -> None:
             await client.send(bytes((byte,)))
         assert (await client.heard()).status == 200
         client.close()
+
+
+def test_what_was_read_is_held_by_no_cycle() -> None:
+    chunked = read_head(LINE + HOST % 80 + TYPE + TE + b"\r\n")
+    assert isinstance(chunked, Request)
+    gc.collect()
+    gc.disable()
+    try:
+        read_head(head_of(100))
+        assert BodyReader(chunked).feed(CHUNKED) == (True, b"")
+        assert BodyReader(chunked).feed(CHUNKED + LINE) == ("surplus", b"")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def read_head(raw: bytes) -> Request | str | None:
@@ -97,7 +112,6 @@ def test_a_chunked_body_is_refused_at_the_byte_that_exceeds_the_limit() -> None:
 
 def test_chunk_framing_without_body_bytes_is_bounded() -> None:
     request = read_head(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-    assert isinstance(request, Request)
     for filler in (b"1;" + b"e" * 4_094, b"0\r\n" + b"t: " + b"e" * 4_091):
         reader = BodyReader(request)
         verdicts = [reader.feed(filler)[0]] + [reader.feed(b"e" * 4_096)[0] for _ in range(12)]
