@@ -101,6 +101,7 @@ from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
+from router_core.policy.residency import ResidencyPolicy
 from router_core.pressure.samples import Sampled
 from router_core.pressure.wire import load_memory_mib, node_level
 from router_core.profile.profiles import Profiles
@@ -150,6 +151,7 @@ class Assembly:
         self.clock = clock
         self.log = log
         self.roots = Roots()
+        self.residency_policy = ResidencyPolicy()
         self.phase = Phase.STARTING
         self.faults: list[str] = []
         self.sockets: dict[str, tuple[socket.socket, ...]] = {}
@@ -492,6 +494,7 @@ class Assembly:
             tasks=self.tasks,
             log=self.log,
             metrics=self.load_metrics,
+            policy=self.residency_policy,
         )
 
     def _build_admin(self) -> None:

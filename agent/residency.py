@@ -108,7 +108,7 @@ class ModelResidency:
         tasks: Tasks,
         log: Log,
         metrics: LoadMetrics,
-        policy: ResidencyPolicy | None = None,
+        policy: ResidencyPolicy,
     ) -> None:
         self._engines = engines
         self._sources = sources
@@ -117,7 +117,7 @@ class ModelResidency:
         self._tasks = tasks
         self._log = log
         self._metrics = metrics
-        self._machine = Machine(policy or ResidencyPolicy(), rng)
+        self._machine = Machine(policy, rng)
         self._activity = _Activity()
         self._wake = asyncio.Event()
         self._on = False

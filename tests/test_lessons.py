@@ -61,6 +61,11 @@ COVERED: dict[int, tuple[str, str]] = {
     16: ("agent/relay/test_every_route.py", "test_a_named_session_is_heard"),
     # ollama/ollama#17408: a list that is green while generation hangs
     17: ("agent/node/test_silence.py", "test_a_suspect_serves_only_if_nobody_else_can"),
+    # ggml-org/llama.cpp#21678: a swap that kills what runs
+    18: (
+        "agent/engines/test_control.py",
+        "test_a_model_with_a_request_in_it_is_not_unloaded_whoever_sent_it",
+    ),
     # vllm-project/production-stack#687: tables that grow
     19: ("agent/node/test_books.py", "test_names_that_only_ever_come_once_fill_no_table"),
     # pictures counted as text
@@ -88,11 +93,14 @@ COVERED: dict[int, tuple[str, str]] = {
         "agent/relay/test_failover.py",
         "test_after_the_first_byte_a_loss_is_told_without_done_and_without_a_last_chunk",
     ),
+    # mudler/LocalAI#9583: a load repeated every 30 s
+    29: (
+        "router_core/placement/residency/test_machine.py",
+        "test_a_load_that_fails_again_and_again_is_tried_ever_less",
+    ),
 }
 LATER = {
-    18: "ggml-org/llama.cpp#21678, a swap that kills what runs: unloading of models",
     27: "quadratic work per request: the shortlist",
-    29: "mudler/LocalAI#9583, a load repeated every 30 s: loading of models",
 }
 """Only ever shrinks."""
 

@@ -62,8 +62,8 @@ class Placing:
         clock: Clock,
         journal: Keeping,
         metrics: DecisionMetrics,
+        demand: Demand,
         authority: Authority | None = None,
-        demand: Demand | None = None,
     ) -> None:
         self.fleet = fleet
         self.ledger = ledger
@@ -71,7 +71,7 @@ class Placing:
         self.clock = clock
         self.metrics = metrics
         self.authority = authority
-        self.demand = demand or Demand()
+        self.demand = demand
         self._sessions = sessions
         self._secret = session_secret
         self._journal = journal

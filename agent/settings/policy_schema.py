@@ -183,7 +183,7 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _one_of("authority.mode", "authority.mode", AuthorityMode, "what an external program's answer is worth"),
     _key("authority.url", "authority.url", '"http://LOOPBACK-IP:PORT[/PATH]" or "unix:/PATH"', values.text, "where it answers"),
     _key("authority.credential", "authority.credential", "file name", policy_values.credential, "the file that holds its key", policy_values.shown_credential),
-    _key("realloc.enabled", "realloc_enabled", "true or false", values.switch, "load and unload this node's models by demand", later=True),
+    _key("realloc.enabled", "realloc_enabled", "true or false", values.switch, "load and unload models of this node's llama.cpp routers and Ollama servers by demand"),
 )  # fmt: skip
 
 POLICY_SCHEMA: Final = Schema(POLICY_KEYS)

@@ -26,6 +26,7 @@ from agent.relay.ports import AttemptReport
 from agent.sampling.files import Roots
 from agent.settings.load import Settings, load
 from agent.store.folders import Folders
+from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Static, Volatile
 
 STALE_MS: Final = 2_500
@@ -185,6 +186,24 @@ class Leaking(daemon.Daemon):
         return cls(LeakyNode(*parts))
 
 
+class QuickNode(Assembly):
+    """Its residency keeps every rule, at a pace for tests."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.residency_policy = ResidencyPolicy(
+            tick_ms=200, calm_ms=500, turn_ms=100, resident_least_ms=1_000, unused_ms=500, watch_ms=100
+        )
+
+
+class QuickResidency(daemon.Daemon):
+    """Moves models within seconds of what it takes minutes for."""
+
+    @classmethod
+    def of(cls, *parts: Any) -> Self:
+        return cls(QuickNode(*parts))
+
+
 BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "blocking": Blocking,
     "hasty": Hasty,
@@ -193,6 +212,7 @@ BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "stalled-mesh": StalledMesh,
     "broken": Broken,
     "leaking": Leaking,
+    "quick-residency": QuickResidency,
 }
 
 

@@ -35,6 +35,7 @@ from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import Outcome, Result
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.ids import Id16, Id32, MeshId, NodeName, id8_of, id16_of, node_id_of
+from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
 from router_core.placement.ledger import Ledger
 from router_core.placement.record import DecisionRecord
@@ -218,6 +219,7 @@ class World:
             clock=self.clock,
             journal=self.kept,
             metrics=DecisionMetrics(),
+            demand=Demand(),
         )
         if tmp is not None:
             self.store = ProfileStore(tmp)
