@@ -487,7 +487,7 @@ class Assembly:
                 level=self._level,
                 used=self.learning.used,
             ),
-            ResidencyListeners(changed=self.speaking.speak, loaded=self.learning.loaded),
+            ResidencyListeners(changed=self.speaking.models_moved, loaded=self.learning.loaded),
             leaving=self.leaving,
             clock=self.clock,
             rng=new_rng(),
@@ -589,7 +589,7 @@ class Assembly:
     def _own_work(self) -> OwnWork:
         local = [each for each in self.engines.endpoints().values() if not each.manifest.remote_host]
         up = [status for status in local if status.health.takes_requests]
-        return own_work(up, self.work.in_flight)
+        return own_work(up, self.work.in_flight, ordering=self.residency.ordering)
 
     def _rtts(self) -> dict[Id16, int]:
         members = self.machine.picture(self.clock.boot_ms()).members

@@ -43,8 +43,7 @@ from router_core.placement.residency.events import (
     Unload,
 )
 from router_core.placement.residency.machine import Residency as Machine
-from router_core.placement.residency.outlook import Room, outlook
-from router_core.placement.residency.outlook import Told as Seen
+from router_core.placement.residency.outlook import Room, Seen, outlook
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
 
@@ -121,7 +120,13 @@ class ModelResidency:
         self._activity = _Activity()
         self._wake = asyncio.Event()
         self._on = False
+        self._ordering = 0
         self.leaving = leaving
+
+    @property
+    def ordering(self) -> bool:
+        """Whether an engine has an order of ours in hand."""
+        return self._ordering > 0
 
     @property
     def reserved_mib(self) -> int:
@@ -255,6 +260,7 @@ class ModelResidency:
         """Give one order and tell the machine how it was taken."""
         endpoint, model = order.key
         ok = False
+        self._ordering += 1
         try:
             status = self._engines.endpoints().get(endpoint)
             control = control_of(status) if status is not None else None
@@ -267,9 +273,11 @@ class ModelResidency:
                 ok = True
         except (EngineUnreachable, EngineMisspoke, EngineBusy) as error:
             self._log.warning("model.order_refused", endpoint=endpoint, model=model, reason=error.reason)
-        self._engines.look_soon(endpoint)
-        self._handle(Ordered(key=order.key, ok=ok))
-        self._wake.set()
+        finally:
+            self._ordering -= 1
+            self._engines.look_soon(endpoint)
+            self._handle(Ordered(key=order.key, ok=ok))
+            self._wake.set()
 
 
 class _Activity:

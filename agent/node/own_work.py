@@ -10,8 +10,11 @@ from router_core.record.state import LoadPolicy
 _MOVING: Final = frozenset({Residency.LOADING, Residency.UNLOADING})
 
 
-def own_work(engines: Sequence[EndpointStatus], in_flight: Callable[[str], int]) -> OwnWork:
-    """``engines`` are the local ones that take requests; ``in_flight`` counts our requests at one by name.
+def own_work(
+    engines: Sequence[EndpointStatus], in_flight: Callable[[str], int], *, ordering: bool = False
+) -> OwnWork:
+    """``engines`` are the local ones that take requests; ``in_flight`` counts our requests at one by name;
+    ``ordering``: one of them was told to load or unload a model, and has not answered.
 
     Requests that others sent an engine directly are the engine's work, too. A request at an engine that has no
     model in memory makes it load one, if it ever does.
@@ -21,7 +24,7 @@ def own_work(engines: Sequence[EndpointStatus], in_flight: Callable[[str], int])
         units=tuple(
             engine.manifest.unit or DEFAULT_UNITS.get(engine.manifest.engine.value) for engine in engines
         ),
-        loading=any(_loads(engine, in_flight(engine.name)) for engine in engines),
+        loading=ordering or any(_loads(engine, in_flight(engine.name)) for engine in engines),
         residents=frozenset(
             (engine.name, model.native_id)
             for engine in engines

@@ -117,6 +117,10 @@ class Speaking:
         if self._timer is None:
             self._soon()
 
+    def models_moved(self) -> None:
+        """A model began or ceased to leave, or memory was set aside for one."""
+        self._soon(0.0)
+
     def drain(self) -> None:
         """Say that nothing new is taken."""
         self._draining = True

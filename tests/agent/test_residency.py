@@ -249,9 +249,11 @@ async def test_a_load_in_ollama_is_seen_and_reserved_while_it_lasts(fake: FakeOl
         node.asked = {SMALL.name: 60}
         await until(lambda: node.held() == {SMALL.name: Residency.LOADING})
         assert node.residency.reserved_mib > 300
+        assert node.residency.ordering, "what it does to the host is ours"
         fake.gate.set()
         await until(lambda: node.holds(SMALL.name) and node.loaded)
         assert node.residency.reserved_mib == 0
+        assert not node.residency.ordering
 
 
 async def test_a_model_that_ollama_cannot_load_is_not_tried_again_at_once(fake: FakeOllama) -> None:

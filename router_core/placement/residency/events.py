@@ -94,7 +94,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     free_bytes: int | None
     reserve_bytes: int = 0
     places: Mapping[str, int] = {}
-    level: Level | int | None = Level.NONE
+    level: int | None = Level.NONE
     is_idle: bool = True
 
 

@@ -169,7 +169,7 @@ class Residency:
 
     # --- following what the engines tell -----------------------------------------------------------------------
 
-    def _note_level(self, level: Level | int | None, now: int) -> None:
+    def _note_level(self, level: int | None, now: int) -> None:
         if level != Level.NONE:
             self._calm_since = None
         elif self._calm_since is None:

@@ -15,12 +15,11 @@ from router_core.placement.names import parse_model_name
 from router_core.placement.residency.events import Held, Key, Model, Picture
 from router_core.placement.rows import Row
 from router_core.profile.estimate import quantile
-from router_core.record.state import Level
 
 _LOAD_QUANTILE = 0.75
 
 
-class Told(Struct, frozen=True, gc=False, kw_only=True):
+class Seen(Struct, frozen=True, gc=False, kw_only=True):
     """One own model as its engine tells of it. ``held_bytes`` None: not told; ``busy`` counts the engine's own."""
 
     key: Key
@@ -38,14 +37,14 @@ class Room(Struct, frozen=True, kw_only=True):
     free_bytes: int | None
     reserve_bytes: int
     places: Mapping[str, int]
-    level: Level | int | None
+    level: int | None
 
 
-def outlook(fleet: Fleet, told: Iterable[Told], room: Room, now: int) -> Picture:
+def outlook(fleet: Fleet, seen: Iterable[Seen], room: Room, now: int) -> Picture:
     """The picture at ``now``; models that the fleet does not offer here are left out."""
     rates = rates_of(fleet)
     models = []
-    for own in told:
+    for own in seen:
         row = fleet.row(f"{fleet.node_id}/{own.key[0]}", own.key[1])
         if row is not None:
             models.append(_model(own, row, fleet, rate_of(row, rates), now))
@@ -61,7 +60,7 @@ def outlook(fleet: Fleet, told: Iterable[Told], room: Room, now: int) -> Picture
     )
 
 
-def _model(own: Told, row: Row, fleet: Fleet, rate: float, now: int) -> Model:
+def _model(own: Seen, row: Row, fleet: Fleet, rate: float, now: int) -> Model:
     local = fleet.live.ledger.local
     rows = [other for other in _same_model(row, fleet) if _is_usable(other, fleet)]
     load_s, load_known = _load_time(row, fleet)

@@ -352,3 +352,9 @@ async def test_a_load_under_way_takes_its_memory_off_what_others_may_count_on() 
     assert before is not None
     assert after is not None
     assert 900 <= before - after <= 1_000
+
+
+async def test_a_model_that_moves_is_spoken_of_at_once(node: Spoken) -> None:
+    node.say()
+    node.speaking.models_moved()
+    await until(lambda: len(node.mesh) == 2)
