@@ -1,10 +1,14 @@
 """Each checker passes a good run and finds a planted violation. Needs neither root nor a network."""
 
+import json
 from typing import Any
+
+import msgspec
 
 from tests.support.chaos import invariants as inv
 from tests.support.chaos.load import CANARY, judged
 from tests.support.chaos.node import Usage
+from tests.support.fleets import a_fleet, a_request, a_row, decided
 
 BEGAN: dict[str, Any] = {"e": "began", "at": 0, "pid": 1}
 
@@ -111,6 +115,15 @@ def test_a_decision_that_does_not_explain_itself_is_found() -> None:
         {"view": {"rows": 1}},
     ):
         assert inv.decisions_explain_themselves([decision(**fault)]), fault
+
+
+def test_a_decision_that_replays_to_another_choice_is_found() -> None:
+    record = decided(a_request(), a_fleet(a_row("a"), a_row("b", tg=20))).record
+    line = json.loads(msgspec.json.encode(record))
+    assert inv.decisions_replay([line]) == []
+    assert len(inv.decisions_replay([line | {"chosen": a_row("b").key}])) == 1
+    assert len(inv.decisions_replay([line | {"reason": "hint"}])) == 1
+    assert inv.decisions_replay([line | {"chosen": a_row("b").key, "full": False}]) == []
 
 
 def test_answers_are_judged_by_what_a_client_would_make_of_them() -> None:

@@ -10,7 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from router_core.placement.reasons import Reason
+from router_core.placement.record import DecisionRecord
+from router_core.placement.replay import replay
+from router_core.policy.placement import PlacementPolicy
 
 Line = Mapping[str, Any]
 
@@ -21,6 +26,7 @@ RSS_SHARE = 1.10
 RSS_MIB = 16.0
 """Half of it is the ring of decisions, which fills while a test runs: some 8 KiB a record."""
 WINDOW = 10
+DEFAULT = PlacementPolicy()
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -178,4 +184,17 @@ def decisions_explain_themselves(decisions: Iterable[Line]) -> list[str]:
             found.append(f"{name}: {accounted} of {record['view']['rows']} rows accounted for")
         elif accounted > record["view"]["rows"]:
             found.append(f"{name}: {accounted} rows told, {record['view']['rows']} seen")
+    return found
+
+
+def decisions_replay(decisions: Iterable[Line], policy: PlacementPolicy = DEFAULT) -> list[str]:
+    """I7: a stored record that tells all it was chosen from comes to the same again, by the policy that made it."""
+    found = []
+    for line in decisions:
+        record = msgspec.convert(line, DecisionRecord)
+        if not record.full or record.policy_hash != policy.hash:
+            continue
+        again = replay(record, policy)
+        if (again.chosen, again.action, again.reason) != (record.chosen, record.action, record.reason):
+            found.append(f"{record.id}: chose {record.chosen}, replayed it comes to {again.chosen}")
     return found

@@ -126,6 +126,7 @@ class Mesh:
             found += [f"{name}: {text}" for check in checks for text in check(trace)]
             decisions = await node.get("/v1/decisions?limit=1000")
             found += [f"{name}: {t}" for t in invariants.decisions_explain_themselves(told(decisions))]
+            found += [f"{name}: {t}" for t in invariants.decisions_replay(told(decisions))]
             found += [f"{name}: {t}" for t in invariants.no_content(await self.sinks(node), CANARY)]
         sent = [line for load in self.loads for line in lines_of(load)]
         found += invariants.one_request_one_end(sent, self.executions())
