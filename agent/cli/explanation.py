@@ -206,6 +206,8 @@ def _weighed(record: DecisionRecord) -> Iterator[str]:
     yield from columns(table, right=frozenset(range(2, len(heads) - 1)))
     if len(rows) > SHOWN_WEIGHED:
         yield f"  and {len(rows) - SHOWN_WEIGHED} more"
+    if record.view.cut:
+        yield f"  {count(record.view.cut, 'row')} besides could serve, but would be done later than all of these"
 
 
 def _weights(record: DecisionRecord, row: Candidate, *, mixed: bool) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class ViewFacts(Struct, frozen=True, gc=False, kw_only=True):
     cut: int = 0
 
 
-class RequestFacts(Struct, frozen=True, gc=False, kw_only=True):
+class RequestFacts(Struct, frozen=True, gc=False, kw_only=True, rename={"request_class": "class"}):
     """Sizes and requirements of the request; ``prompt_tokens`` and ``output_tokens`` are estimates.
 
     The model's names are empty if nobody offers it: then they would be any text a client sent.

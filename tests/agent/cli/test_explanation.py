@@ -170,6 +170,9 @@ def test_a_long_record_shows_the_best_candidates_and_counts_the_rest() -> None:
     assert "@n16/x" not in text
     assert "  and 14 more\n" in text
     assert "weighed, least score first; the nearest of 5 only:\n" in told(full=False)
+    assert "rows besides could serve" not in text
+    many = ViewFacts(gen=1, max_age_ms=0, m_r=3, rows=90, cut=40)
+    assert "  40 rows besides could serve, but would be done later than all of these\n" in told(view=many)
 
 
 def test_what_was_asked_of_an_authority_is_told() -> None:

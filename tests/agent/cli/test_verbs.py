@@ -96,7 +96,7 @@ async def test_explain_tells_where_a_request_would_go(pairmesh: Host, daemon: Da
     assert "asked for tiny (chat, batch, in one piece): about 700 prompt tokens" in out
     assert "hint prefer: ignored: nothing of that name is known\n" in out
     told = json.loads((await pairmesh(*words, "--json"))[1])
-    assert (told["req"]["prompt_tokens"], told["req"]["request_class"], told["outcome"]) == (
+    assert (told["req"]["prompt_tokens"], told["req"]["class"], told["outcome"]) == (
         700,
         "batch",
         None,
