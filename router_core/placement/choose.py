@@ -14,7 +14,6 @@ Refuses to know where rows come from: those of a survey and those of a record ar
 import math
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from itertools import pairwise
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -26,6 +25,8 @@ from router_core.policy.placement import PlacementPolicy, Weights
 _SCORE = attrgetter("score")
 _FILL = attrgetter("fill")
 _VETO, _COLD = "veto", "cold"
+_FEW = 2
+_factors = attrgetter("slo", "memory", "switch", "pressure", "speed")
 
 
 class Standing(Protocol):
@@ -40,6 +41,16 @@ class Standing(Protocol):
     def est(self) -> Estimate: ...
     @property
     def f(self) -> Factors: ...
+    @property
+    def slo(self) -> float: ...
+    @property
+    def memory(self) -> float: ...
+    @property
+    def switch(self) -> float: ...
+    @property
+    def pressure(self) -> float: ...
+    @property
+    def speed(self) -> float: ...
     @property
     def adj(self) -> float: ...
     @property
@@ -109,7 +120,7 @@ def _rank(judged: tuple[Standing, str | None]) -> int:
 
 def _by_score(scored: Sequence[S]) -> list[S]:
     rows = sorted(scored, key=_SCORE)
-    if any(row.score == after.score for row, after in pairwise(rows)):
+    if len({row.score for row in rows}) < len(rows):
         rows.sort(key=_place)
     return rows
 
@@ -144,6 +155,8 @@ class _Field(Generic[S]):
         self._reach = policy.pareto_eps * total(policy.weights)
         self._vetoes: bool | None = None
         self._soonest_s: float | None = None
+        self._least: tuple[float, ...] | None = None
+        self._asked = 0
         if policy.pack_below:
             self.packed = self._fullest(policy.pack_below)
 
@@ -156,6 +169,9 @@ class _Field(Generic[S]):
         if self.packed is not None:
             return None
         eps, limit = self._policy.pareto_eps, row.score + self._reach
+        self._asked += 1
+        if self._asked > _FEW and self._is_unbeaten(row, eps):
+            return None
         for other in self.rows:
             if other.score > limit:
                 return None
@@ -163,9 +179,23 @@ class _Field(Generic[S]):
                 return f"dominated:{other.key}"
         return None
 
+    def _is_unbeaten(self, row: S, eps: float) -> bool:
+        """True if no row at all is better than ``row`` by more than ``eps`` in any factor, as among alike rows."""
+        if self._least is None:
+            columns = zip(*[_factors(other) for other in self.rows], strict=True)
+            self._least = tuple([min(column) for column in columns])
+        slo, memory, switch, pressure, speed = self._least
+        return (
+            slo >= row.slo - eps
+            and speed >= row.speed - eps
+            and pressure >= row.pressure - eps
+            and memory >= row.memory - eps
+            and switch >= row.switch - eps
+        )
+
     def _fullest(self, below: float) -> S | None:
         """The fullest row that keeps its promise all the same, the best of equals; warm ones first."""
-        good = [row for row in self.rows if row.f.slo < below and not self._vetoed(row)]
+        good = [row for row in self.rows if row.slo < below and not self._vetoed(row)]
         warm = [row for row in good if row.resident]
         cold = [row for row in good if row.est.ect <= self._soonest_warm_s()] if not warm else []
         return max(warm or cold, key=_FILL, default=None)
@@ -187,27 +217,25 @@ class _Field(Generic[S]):
 
 def worst(scored: Standing) -> float:
     """The largest factor, ``speed`` aside, which is relative and vetoes nothing."""
-    f = scored.f
-    return max(f.slo, f.pressure, f.memory, f.switch)
+    return max(scored.slo, scored.pressure, scored.memory, scored.switch)
 
 
-def dominates(other: Standing, row: Standing, eps: float) -> bool:
-    """True if ``other`` is nowhere worse than ``row`` by more than ``eps``, somewhere better by more, and pays no
-    more besides."""
-    a, b = row.f, other.f
+def dominates(b: Standing, a: Standing, eps: float) -> bool:
+    """True if ``b`` is nowhere worse than ``a`` by more than ``eps``, somewhere better by more, and pays no more
+    besides."""
     return (
         b.slo <= a.slo + eps
+        and b.speed <= a.speed + eps
+        and b.pressure <= a.pressure + eps
         and b.memory <= a.memory + eps
         and b.switch <= a.switch + eps
-        and b.pressure <= a.pressure + eps
-        and b.speed <= a.speed + eps
-        and other.adj <= row.adj
+        and b.adj <= a.adj
         and (
             b.slo < a.slo - eps
+            or b.speed < a.speed - eps
+            or b.pressure < a.pressure - eps
             or b.memory < a.memory - eps
             or b.switch < a.switch - eps
-            or b.pressure < a.pressure - eps
-            or b.speed < a.speed - eps
         )
     )
 

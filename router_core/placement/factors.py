@@ -26,8 +26,9 @@ def slo_cost(row: Row, need: Need, ttft: float, spread: float, tpot: float) -> f
     """Chance that the row misses a target or fails, with ``ttft`` as its time to first token and ``tpot`` as that per
     token, which counts only if a pace was asked and something is generated."""
     worst = _deviation(ttft, need.ttft_s, spread)
-    if need.tpot_s is not None and need.output:
-        pace = _deviation(tpot, need.tpot_s, row.s_gen)
+    target = need.tpot_s
+    if target is not None and need.output:
+        pace = _deviation(tpot, target, row.s_gen)
         if pace > worst:
             worst = pace
     return 1.0 - (1.0 - _tail(worst)) * row.success
@@ -35,9 +36,9 @@ def slo_cost(row: Row, need: Need, ttft: float, spread: float, tpot: float) -> f
 
 def _deviation(predicted: float, target: float, spread: float) -> float:
     """By how many spreads ``predicted`` is above ``target``, in logs."""
-    if predicted <= target:
-        return math.log(predicted / target) / spread if predicted > 0.0 else -math.inf
-    return math.log(predicted / target) / _SPREAD_ABOVE
+    if predicted > target:
+        return math.log(predicted / target) / _SPREAD_ABOVE
+    return math.log(predicted / target) / spread if predicted > 0.0 else -math.inf
 
 
 def _tail(deviation: float) -> float:

@@ -37,6 +37,11 @@ class _Row(Struct, gc=False, kw_only=True):
     model: str
     est: Estimate
     f: Factors
+    slo: float
+    memory: float
+    switch: float
+    pressure: float
+    speed: float
     adj: float
     hint_bonus: float
     affinity_bonus: float
@@ -87,6 +92,11 @@ def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
         model=candidate.model,
         est=candidate.est,
         f=candidate.f,
+        slo=candidate.f.slo,
+        memory=candidate.f.memory,
+        switch=candidate.f.switch,
+        pressure=candidate.f.pressure,
+        speed=candidate.f.speed,
         adj=adj,
         hint_bonus=hint_bonus,
         affinity_bonus=affinity_bonus,

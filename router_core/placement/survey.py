@@ -27,7 +27,6 @@ from router_core.view.freshness import is_stale
 _HALF_OPEN = 1
 _EXACT = Match.EXACT
 _MATCH = attrgetter("match")
-NO_FACTORS = Factors(slo=1.0, memory=1.0, switch=1.0, pressure=1.0, speed=1.0)
 
 
 class Scored(Struct, gc=False, kw_only=True):
@@ -48,9 +47,19 @@ class Scored(Struct, gc=False, kw_only=True):
     adj: float = 0.0
     hint_bonus: float = 0.0
     affinity_bonus: float = 0.0
-    f: Factors = NO_FACTORS
+    memory: float
+    switch: float
+    pressure: float
+    speed: float = 0.0
     score: float = 0.0
     match: Match = _EXACT
+
+    @property
+    def f(self) -> Factors:
+        """The factors together, for those who show them."""
+        return Factors(
+            slo=self.slo, memory=self.memory, switch=self.switch, pressure=self.pressure, speed=self.speed
+        )
 
     @property
     def key(self) -> Endpoint:
@@ -122,7 +131,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
             if scored:
                 degraded.append("probe")
     if scored:
-        _score(scored, reserves, need.prompt, policy)
+        _score(scored, reserves, request, need.prompt, policy)
     first = sifted.passed.excluded
     return Survey(
         resolved=sifted.resolved if sifted.resolved is not None else request.model,
@@ -226,6 +235,9 @@ class _Weighing:
                 resident=row.resident and (need.num_ctx is None or not reload_s(row, need)),
                 hit=hit,
                 reserve=reserve,
+                memory=row.memory,
+                switch=row.switch,
+                pressure=row.pressure,
             )
             if prefer:
                 scored.hint_bonus = _preference(row, prefer, self._policy.hint_bonus)
@@ -347,29 +359,31 @@ def _preference(row: Row, prefer: tuple[NodeRef, ...], bonus: float) -> float:
     return 0.0
 
 
-def _score(main: list[Scored], reserves: list[Scored], prompt: int, policy: PlacementPolicy) -> None:
+def _score(
+    main: list[Scored],
+    reserves: list[Scored],
+    request: PlacementRequest,
+    prompt: int,
+    policy: PlacementPolicy,
+) -> None:
     weights = policy.weights
     w_slo, w_memory, w_switch = weights.slo, weights.memory, weights.switch
     w_pressure, w_speed = weights.pressure, weights.speed
     least = min([scored.est.ect for scored in main])
-    hits = any(scored.hit for scored in main)
+    hits = request.pin is not None and any(scored.hit for scored in main)
     mean_queued = sum([scored.queued for scored in main]) / len(main) if hits else 0.0
     for scored in (*main, *reserves) if reserves else main:
-        row, slo = scored.row, scored.slo
-        memory, switch, pressure = row.memory, row.switch, row.pressure
-        speed = speed_cost(scored.est.ect, least)
-        scored.f = Factors(slo=slo, memory=memory, switch=switch, pressure=pressure, speed=speed)
+        scored.speed = speed = speed_cost(scored.est.ect, least)
         if scored.hit:
             scored.affinity_bonus = affinity(
                 scored.hit, prompt, scored.queued, mean_queued, policy.affinity_bonus
             )
-        adj = scored.adj - (scored.hint_bonus + scored.affinity_bonus)
-        scored.adj = adj
+        scored.adj = adj = scored.adj - (scored.hint_bonus + scored.affinity_bonus)
         scored.score = (
-            w_slo * slo
-            + w_memory * memory
-            + w_switch * switch
-            + w_pressure * pressure
+            w_slo * scored.slo
+            + w_memory * scored.memory
+            + w_switch * scored.switch
+            + w_pressure * scored.pressure
             + w_speed * speed
             + adj
         )

@@ -1,19 +1,34 @@
-"""How long a decision takes: survey, choice, record and reservation, against weighted round robin over the same rows.
+"""How long a decision takes: survey, choice and reservation, all that a request waits for.
 
-``python -m tests.bench.bench_decide [--json]``. Figures are microseconds per decision at 8, 64 and 1,000 rows of one
-model, half of the rows loaded, one in eight cold; own work is reserved and finished as it would be.
+``python -m tests.bench.bench_decide [--json]``. Figures are microseconds per decision at 2, 8, 64 and 1,000 rows of one
+model, half of the rows loaded, one in eight cold, beside the simplest router there is over the same rows; ``alike`` is
+the same with rows that nothing tells apart, ``fresh`` the first decision on a new snapshot, which judges all rows anew,
+``record`` what telling one costs after the request. Rounds of all sizes take turns, and a figure is the median over its
+rounds, so that a busy host weighs on all alike. The run fails if p50 or p99 is above its gate.
 """
 
 import gc
+import sys
 import time
+from collections.abc import Callable
 from random import Random
+from statistics import median
+
+from msgspec.structs import replace
 
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Fleet, Live
 from tests.bench.report import Figure, against, emit, wants_json
 from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row
 
-ROUNDS = {8: 4_000, 64: 1_000, 1_000: 60}
+ROUNDS = 15
+SIZES = {2: 600, 8: 600, 64: 150, 1_000: 12}
+P50_GATES_US = {8: 50.0, 64: 300.0}
+P99_OVER_P50 = 3.0
+IN_FLIGHT = 8
+
+Timed = Callable[[int], list[float]]
+"""Microseconds of each of so many runs."""
 
 
 def the_fleet(count: int) -> Fleet:
@@ -42,35 +57,66 @@ def the_fleet(count: int) -> Fleet:
     return a_fleet(*rows, live=Live(ledger=a_ledger()))
 
 
-def timed_decisions(fleet: Fleet, rounds: int) -> list[float]:
-    """Microseconds of each of ``rounds`` decisions with their reservations, eight requests in flight at any time."""
-    requests = [a_request(request_id=f"r{number}") for number in range(rounds)]
-    ledger, rng = fleet.live.ledger, Random(1)
-    open_seqs: list[int] = []
-    took = []
-    for number, request in enumerate(requests):
-        start = time.perf_counter_ns()
-        decision = decide(request, fleet, POLICY, NOW + number % 500, rng)
-        assert decision.chosen is not None
-        open_seqs.append(ledger.reserve(decision.chosen, NOW).seq)
-        took.append((time.perf_counter_ns() - start) / 1000)
-        if len(open_seqs) == 8:
-            ledger.finish(open_seqs.pop(0))
-    for seq in open_seqs:
-        ledger.finish(seq)
-    return took
+def alike(count: int) -> Fleet:
+    """``count`` rows that only their names tell apart."""
+    return a_fleet(*(a_row(f"n{number}") for number in range(count)), live=Live(ledger=a_ledger()))
 
 
-def timed_round_robin(fleet: Fleet, rounds: int) -> float:
-    """Median microseconds of the simplest router there is: filter what is up, count, take the next."""
+def decisions(fleet: Fleet, *, fresh: bool = False) -> Timed:
+    """Decisions with their reservations, eight requests in flight at any time; ``fresh``: each on a snapshot of its
+    own."""
+    ledger, rng, open_seqs = fleet.live.ledger, Random(1), []
+    asked = 0
+
+    def timed(runs: int) -> list[float]:
+        nonlocal asked
+        took = []
+        for _ in range(runs):
+            asked += 1
+            request = a_request(request_id=f"r{asked}")
+            seen = replace(fleet, sifted={}) if fresh else fleet
+            start = time.perf_counter_ns()
+            decision = decide(request, seen, POLICY, NOW + asked % 500, rng)
+            assert decision.chosen is not None
+            open_seqs.append(ledger.reserve(decision.chosen, NOW).seq)
+            took.append((time.perf_counter_ns() - start) / 1000)
+            if len(open_seqs) == IN_FLIGHT:
+                ledger.finish(open_seqs.pop(0))
+        return took
+
+    return timed
+
+
+def records(fleet: Fleet) -> Timed:
+    """Records of decisions, as they are told when a request has ended."""
+    rng = Random(1)
+
+    def timed(runs: int) -> list[float]:
+        took = []
+        for number in range(runs):
+            decision = decide(a_request(request_id=f"r{number}"), fleet, POLICY, NOW, rng)
+            start = time.perf_counter_ns()
+            _ = decision.record
+            took.append((time.perf_counter_ns() - start) / 1000)
+        return took
+
+    return timed
+
+
+def round_robin(fleet: Fleet) -> Timed:
+    """The simplest router there is: filter what is up, count, take the next."""
     rows = [{"name": row.key, "up": row.down is None, "in_flight": 0} for row in fleet.rows]
-    took = []
-    for turn in range(rounds):
-        start = time.perf_counter_ns()
-        usable = [row for row in rows if row["up"]]
-        usable[turn % len(usable)]["in_flight"] = turn
-        took.append((time.perf_counter_ns() - start) / 1000)
-    return quantile(took, 0.5)
+
+    def timed(runs: int) -> list[float]:
+        took = []
+        for turn in range(runs):
+            start = time.perf_counter_ns()
+            usable = [row for row in rows if row["up"]]
+            usable[turn % len(usable)]["in_flight"] = turn
+            took.append((time.perf_counter_ns() - start) / 1000)
+        return took
+
+    return timed
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -79,17 +125,52 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def measure() -> list[Figure]:
-    figures = []
-    for count, rounds in ROUNDS.items():
+    """All figures; those with a gate are held against it."""
+    subjects: dict[tuple[str, int], Timed] = {}
+    for count in SIZES:
         fleet = the_fleet(count)
-        timed_decisions(fleet, max(20, rounds // 10))
-        gc.collect()
-        took = timed_decisions(fleet, rounds)
-        naive = timed_round_robin(fleet, rounds)
-        figures.append(against(f"decide.p50_us.n{count}", quantile(took, 0.5), "us", naive))
-        figures.append(Figure(f"decide.p99_us.n{count}", quantile(took, 0.99), "us"))
-    return figures
+        subjects["decide", count] = decisions(fleet)
+        subjects["decide.alike", count] = decisions(alike(count))
+        subjects["decide.fresh", count] = decisions(fleet, fresh=True)
+        subjects["decide.record", count] = records(fleet)
+        subjects["decide.round_robin", count] = round_robin(fleet)
+    took: dict[tuple[str, int], list[list[float]]] = {subject: [] for subject in subjects}
+    for turn in range(ROUNDS + 1):
+        for (name, count), timed in subjects.items():
+            gc.collect()
+            found = timed(SIZES[count])
+            if turn:
+                took[name, count].append(found)
+    return [figure for subject, rounds in took.items() for figure in figures_of(*subject, rounds)]
+
+
+def figures_of(name: str, count: int, rounds: list[list[float]]) -> list[Figure]:
+    """p50 and p99 of one subject, each the median over its rounds."""
+    p50, p99 = (median([quantile(took, q) for took in rounds]) for q in (0.5, 0.99))
+    if name != "decide":
+        return [Figure(f"{name}.p50_us.n{count}", p50, "us")]
+    gate = P50_GATES_US.get(count)
+    return [
+        Figure(f"{name}.p50_us.n{count}", p50, "us")
+        if gate is None
+        else against(f"{name}.p50_us.n{count}", p50, "us", gate),
+        against(f"{name}.p99_us.n{count}", p99, "us", P99_OVER_P50 * p50),
+    ]
+
+
+def broken_gates(figures: list[Figure]) -> list[str]:
+    """What is above its limit, in words."""
+    return [
+        f"{figure.name} is {figure.value:.1f} {figure.unit}, at most {figure.baseline:.1f} is allowed"
+        for figure in figures
+        if figure.baseline is not None and figure.value > figure.baseline
+    ]
 
 
 if __name__ == "__main__":
-    emit(measure(), wants_json())
+    found = measure()
+    emit(found, wants_json())
+    broken = broken_gates(found)
+    for line in broken:
+        print(line, file=sys.stderr)
+    sys.exit(1 if broken else 0)
