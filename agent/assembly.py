@@ -93,6 +93,8 @@ from router_core.mesh.machine import Mesh
 from router_core.mesh.publish import Me
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
+from router_core.placement.hold import Hold
+from router_core.placement.holding import Holding
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint as PlacedAt
 from router_core.placement.sessions import Sessions
@@ -228,6 +230,8 @@ class Assembly:
         self.suspects: set[PlacedAt] = set()
         self.leaving: set[tuple[str, str]] = set()
         self.demand = Demand()
+        self.hold = Hold(self.policy)
+        self.holding = Holding(self.hold, clock.boot_ms)
         self.profiles = Profiles(ProfilePolicy())
         self.board = Board(empty(own.id32, self.settings.name))
         self.viewing = Viewing(
@@ -242,7 +246,11 @@ class Assembly:
             profiles=self.profiles,
             policy=self.policy,
             live=Live(
-                ledger=self.ledger, breakers=self.breakers, suspects=self.suspects, leaving=self.leaving
+                ledger=self.ledger,
+                breakers=self.breakers,
+                hold=self.hold,
+                suspects=self.suspects,
+                leaving=self.leaving,
             ),
             reborn=self.breakers.reborn,
             clock=clock,
@@ -394,6 +402,7 @@ class Assembly:
             heard_state=self.driver.record_heard,
             rng=new_rng(),
             in_hand=Hands(clock),
+            holding=self.holding,
             first_bytes=EngineWaits(self.engines),
         )
         self.wiring = wiring
@@ -507,6 +516,7 @@ class Assembly:
                 fleet=lambda: self.viewing.fleet,
                 ledger=self.ledger,
                 breakers=self.breakers,
+                hold=self.hold,
                 connections=lambda: {"api": len(self.api_roll), "ingress": len(self.ingress_roll)},
                 held_bytes=lambda: self.buffered.held,
                 now=self.clock.boot_ms,
@@ -555,6 +565,7 @@ class Assembly:
         if self.trace is not None:
             self.trace.records(changes)
         self.viewing.heard(changes)
+        self.holding.news()
 
     def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
         self.speaking.engine_changed(status, urgent)
@@ -579,6 +590,7 @@ class Assembly:
 
     def _said(self, static: Static, volatile: Volatile) -> None:
         self.viewing.said(static, volatile, OWN_DUE_MS)
+        self.holding.news()
 
     def _told_mesh(self, static: Static, volatile: Volatile, urgent: bool) -> None:
         self.driver.body_changed(volatile, static, urgent=urgent)

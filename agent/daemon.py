@@ -200,8 +200,12 @@ class Daemon:
         return await drain(steps, self._step_ended)
 
     async def _end_requests(self) -> None:
-        """Nothing new is taken; what streams may end by itself, and is told the truth when time is up."""
+        """Nothing new is taken; what waits for room is told so, what streams may end by itself, and is told the truth
+        when time is up."""
         self._node.speaking.drain()
+        for request in tuple(self._node.wiring.in_hand):
+            if request.is_held:
+                request.shut_down()
         for roll in (self._node.api_roll, self._node.ingress_roll):
             roll.close_idle()
         with contextlib.suppress(TimeoutError):

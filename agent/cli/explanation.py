@@ -48,6 +48,7 @@ CHOICES: Final = {
 REFUSALS: Final = {
     Reason.HINT_MALFORMED: "a hint that narrows the choice could not be understood",
     Reason.MODEL_NAME_INVALID: "the model's name is not a valid one",
+    Reason.SHED: "all rows are so busy that background work is turned away",
 }
 AGAINST: Final = {
     "slo": "slower or less certain to answer in time",
@@ -87,7 +88,6 @@ AUTHORITY: Final = {
     AuthorityOutcome.EMPTY_INTERSECTION: "it named nobody who could serve",
 }
 FACTORS: Final = Factors.__struct_fields__
-SHOWN_HASH: Final = 8
 SHOWN_WEIGHED: Final = 16
 SHOWN_EXCLUDED: Final = 16
 AS_PREDICTED: Final = 0.05
@@ -109,10 +109,7 @@ def explain_again(before: DecisionRecord, record: DecisionRecord) -> str:
         came = f"to the same: {_outcome(record)}"
     else:
         came = f"to something else: {_outcome(record)} instead of {_outcome(before)}"
-    by = (
-        "the policy that made it" if record.policy_hash == before.policy_hash else f"policy {_policy(record)}"
-    )
-    head = [f"replay of decision {record.id}, by {by}, comes {came}", _asked(record)]
+    head = [f"replay of decision {record.id}, by the policy {record.policy}, comes {came}", _asked(record)]
     return _text([head, *_body(record)])
 
 
@@ -122,18 +119,13 @@ def _text(blocks: list[list[str]]) -> str:
 
 
 def _head(record: DecisionRecord, what: str) -> list[str]:
-    return [
-        f"{what} {record.id} for request {record.request_id}, by policy {_policy(record)}",
-        _asked(record),
-    ]
-
-
-def _policy(record: DecisionRecord) -> str:
-    return f"{record.policy} {record.policy_hash[:SHOWN_HASH]}".rstrip()
+    return [f"{what} {record.id} for request {record.request_id}", _asked(record)]
 
 
 def _outcome(record: DecisionRecord) -> str:
     won = record.winner
+    if record.action is Action.QUEUE:
+        return "a wait for room"
     return "a refusal" if won is None else f"{won.model} at {_called(record, won.row)}"
 
 
@@ -165,7 +157,10 @@ def _asked(record: DecisionRecord) -> str:
 
 
 def _chosen(record: DecisionRecord) -> Iterator[str]:
-    if record.action is Action.REJECT or record.chosen is None:
+    if record.action is Action.QUEUE:
+        yield f"held ({record.reason.value}): no row has room for its class, so it waits for room in the router"
+        return
+    if record.chosen is None:
         said = (
             REFUSALS.get(record.reason) or f"every row {EXCLUSIONS.get(record.reason, record.reason.value)}"
         )
@@ -319,6 +314,8 @@ def _ended(record: DecisionRecord) -> Iterator[str]:
         yield "outcome: not known yet"
         return
     said = [f"status {end.status} after {seconds(end.total_ms / 1_000)}"]
+    if end.held_ms is not None:
+        said.append(f"waited {seconds(end.held_ms / 1_000)} for room")
     if end.ttft_ms is not None:
         said.append(f"first token after {seconds(end.ttft_ms / 1_000)}")
     if end.out_tokens is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from agent.relay.ports import RouteHeader
 from router_core.placement.fleet import Fleet
 from router_core.placement.ingress import IngressAsk, admit, asked_about, own_row, service_s
+from router_core.placement.request import RequestClass
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
@@ -66,4 +67,5 @@ def _ask_of(route: RouteHeader, model: str, dialect: Dialect) -> IngressAsk:
         resident=route.resident,
         wait_ms=route.wait_ms,
         left_ms=route.left_ms,
+        request_class=RequestClass(route.request_class),
     )

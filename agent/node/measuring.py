@@ -1,11 +1,14 @@
-"""Figures of this node that are read when somebody asks for them: work in hand, breakers, connections, held bytes."""
+"""Figures of this node that are read when somebody asks for them: work in hand, who waits, breakers, connections,
+held bytes."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.observe.metrics import Family, gauge_family
 from router_core.exchange.breaker import Breakers, BreakerState
 from router_core.placement.fleet import Fleet
+from router_core.placement.hold import Hold
 from router_core.placement.ledger import Ledger
+from router_core.placement.request import RequestClass
 
 _CODES = {BreakerState.CLOSED: 0, BreakerState.OPEN: 1, BreakerState.HALF_OPEN: 2}
 
@@ -19,6 +22,7 @@ class LiveFigures:
         fleet: Callable[[], Fleet],
         ledger: Ledger,
         breakers: Breakers,
+        hold: Hold,
         connections: Callable[[], Mapping[str, int]],
         held_bytes: Callable[[], int],
         now: Callable[[], int],
@@ -26,6 +30,7 @@ class LiveFigures:
         self._fleet = fleet
         self._ledger = ledger
         self._breakers = breakers
+        self._hold = hold
         self._connections = connections
         self._held_bytes = held_bytes
         self._now = now
@@ -51,6 +56,12 @@ class LiveFigures:
             "0 closed, 1 open, 2 half open, by endpoint.",
             ("endpoint",),
             {(label,): _CODES[self._breakers.state(key, now)] for key, label in labels.items()},
+        )
+        yield gauge_family(
+            "pairmesh_queue_depth",
+            "Requests that wait in the router for room.",
+            ("class",),
+            {(each.value,): self._hold.depth(each) for each in RequestClass},
         )
         yield gauge_family(
             "pairmesh_relay_connections",

@@ -1,10 +1,11 @@
 """Placing requests: what the relay asks becomes a request of the core, its decision a route, and both one record.
 
 One ``Choosing`` per request. A decision and its reservation are one step. The record of the last decision that routed,
-else of the one that turned the request away, gets all attempts and the ending, and goes to the journal once. Nothing of a request's text is ever here: the relay hands over
-counts and sizes.
+else of the one that held the request or turned it away, gets all attempts and the ending, and goes to the journal once.
+Nothing of a request's text is ever here: the relay hands over counts and sizes.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
@@ -16,14 +17,15 @@ from msgspec.structs import replace
 from agent.authority.asking import Authority
 from agent.effects.clock import Clock
 from agent.observe.instruments import DecisionMetrics
-from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed, Turned
+from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
 from router_core.exchange.events import Result
 from router_core.placement.decide import decide, new_id
-from router_core.placement.decision import Decision, record_of
+from router_core.placement.decision import Decision, HoldTerms, record_of
 from router_core.placement.demand import Demand, demand_key
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.hold import waiting_of
 from router_core.placement.ledger import Ledger
 from router_core.placement.offers import offer_of
 from router_core.placement.reasons import HintOutcome, Reason
@@ -76,7 +78,9 @@ class Placing:
         self._secret = session_secret
         self._journal = journal
         self.open: dict[str, Choosing] = {}
-        """Requests under way, by the decision that routed them last."""
+        """Requests under way, by the decision that tells of them."""
+        self.tickets = itertools.count(1)
+        """Numbers for those that wait."""
 
     @property
     def policy(self) -> PlacementPolicy:
@@ -99,7 +103,7 @@ class Placing:
         return key, self._sessions.find(key, now)
 
     def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
-        """A request was routed by ``decision_id`` (after decision ``before``): its record waits for the ending."""
+        """Of a request now tells ``decision_id`` (after decision ``before``), whose record waits for the ending."""
         if before is not None:
             self.open.pop(before, None)
         self.open[decision_id] = choosing
@@ -157,8 +161,12 @@ class Choosing:
         self._attempts: list[Attempt] = []
         self._dispatched_ms = 0.0
         self._first_token_ms: float | None = None
-        self._routed_by: str | None = None
         self._counted = False
+        self._told_by: str | None = None
+        self._ticket: int | None = None
+        self._held_since_ms: int | None = None
+        self._waiting_since_ms: int | None = None
+        self._held_ms: int | None = None
         self.until_ms = None if request is None else _until_ms(request, placing.policy)
         """Boot time after which nothing is dispatched any more."""
 
@@ -183,31 +191,36 @@ class Choosing:
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
-    ) -> Routed | Turned:
+    ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
         if self.request is None:
             reason = Reason.HINT_MALFORMED
             return Turned(decision_id=None, status=reason.status, code=reason.value)
         placing = self._placing
         request = self.request
-        if attempt > 1:
-            request = replace(request, attempt=attempt, tried=tried, refused=refused)
+        if attempt > 1 or self._held_since_ms is not None:
+            request = replace(
+                request,
+                attempt=attempt,
+                tried=tried,
+                refused=refused,
+                held_since_ms=self._held_since_ms,
+            )
         began_us = placing.clock.boot_us()
         fleet = placing.fleet()
         decision = decide(request, fleet, fleet.policy, now, placing.rng)
-        placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
-        self._count(request.model, decision.chosen, fleet, now)
-        if decision.chosen is None:
-            if self._routed_by is None:
-                self._keep_rejection(decision, now)
-            return _turned(decision, self._routed_by or decision.id)
-        self.decision, self.choice = decision, decision.chosen
-        routed = self._routed(decision, decision.chosen, now)
-        placing.opened(decision.id, self, self._routed_by)
-        self._routed_by = decision.id
-        return routed
+        waits_on = decision.hold is not None and self._waiting_since_ms is not None
+        if not waits_on:
+            placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
+            self._count(request.model, decision, fleet, now)
+            self._note_wait(decision.hold, now)
+            self._keep(decision)
+        if decision.chosen is not None:
+            return self._routed(decision, decision.chosen, now)
+        turned = _turned(decision, self._told_by)
+        return turned if decision.hold is None else self._queued(request, decision.hold, turned)
 
-    def _count(self, asked: str, choice: Choice | None, fleet: Fleet, now: int) -> None:
+    def _count(self, asked: str, decision: Decision, fleet: Fleet, now: int) -> None:
         """Count the request once as demand for the model it asks for, if anybody offers it, served or not."""
         if self._counted:
             return
@@ -215,10 +228,13 @@ class Choosing:
         offer = offer_of(asked, fleet, fleet.policy)
         if offer is None or not offer.rows:
             return
+        choice = decision.chosen
         served = fleet.row(choice.endpoint, choice.model) if choice is not None else None
         row = served if served in offer.rows else offer.rows[0]
         assert row is not None
-        work_s = choice.prefill_s + choice.decode_s if choice is not None else 0.0
+        work_s = decision.hold.seconds if decision.hold is not None else 0.0
+        if choice is not None:
+            work_s = choice.prefill_s + choice.decode_s
         self._placing.demand.note(demand_key(row.digest, row.names[0]), work_s, now)
 
     def first_token(self, seq: int) -> None:
@@ -257,6 +273,7 @@ class Choosing:
         """The record with its attempts and ending. Predictions are of one attempt, so errors count from its dispatch,
         and an answer that did not come as a stream says nothing about its first token."""
         assert self.decision is not None
+        self._note_wait(None, round(self.asked.accepted_ms + line.total_ms))
         est = self.choice.est if self.choice is not None and self.committed and line.code is None else None
         dispatched_ms, first_ms = self._dispatched_ms, self._first_token_ms
         ttft_ms = first_ms - dispatched_ms if first_ms is not None else None
@@ -269,15 +286,33 @@ class Choosing:
                 total_ms=round(line.total_ms),
                 ttft_ms=round(line.first_byte_ms) if line.first_byte_ms is not None else None,
                 out_tokens=self.out_tokens,
+                held_ms=self._held_ms,
                 cancelled_by=_CANCELLED.get(line.code or ""),
                 err_ttft=_ln_error(ttft_ms, est.ttft) if est is not None else None,
                 err_ect=_ln_error(ect_ms, est.ect) if est is not None else None,
             ),
         )
 
-    def _keep_rejection(self, decision: Decision, now: int) -> None:
-        ending = Ending(status=decision.reason.status, total_ms=now - self.asked.accepted_ms)
-        self._placing.keep(replace(record_of(decision), outcome=ending))
+    def _keep(self, decision: Decision) -> None:
+        """``decision`` tells of the request from now on, unless it chose nobody after another one did."""
+        if decision.chosen is None and self.choice is not None:
+            return
+        self.decision, self.choice = decision, decision.chosen
+        self._placing.opened(decision.id, self, self._told_by)
+        self._told_by = decision.id
+
+    def _note_wait(self, hold: HoldTerms | None, now: int) -> None:
+        """A wait for room begins, or has ended."""
+        if hold is not None:
+            self._waiting_since_ms, self._held_since_ms = now, hold.since_ms
+        elif self._waiting_since_ms is not None:
+            self._held_ms = (self._held_ms or 0) + now - self._waiting_since_ms
+            self._waiting_since_ms = None
+
+    def _queued(self, request: PlacementRequest, hold: HoldTerms, turned: Turned) -> Queued:
+        if self._ticket is None:
+            self._ticket = next(self._placing.tickets)
+        return Queued(waiting=waiting_of(request, hold, self._ticket), until_ms=hold.until_ms, turned=turned)
 
     def _routed(self, decision: Decision, choice: Choice, now: int) -> Routed:
         reservation = self._placing.ledger.reserve(choice, now)
@@ -308,6 +343,7 @@ class Choosing:
             hints=hints_header(decision.hints),
             match=choice.match.value if choice.match is not Match.EXACT else None,
             session=self._session(choice),
+            held_ms=self._held_ms,
         )
 
     def _session(self, choice: Choice) -> str | None:
@@ -343,7 +379,7 @@ def hints_header(notes: tuple[HintNote, ...]) -> str | None:
     return ", ".join(said)
 
 
-def _turned(decision: Decision, known_as: str) -> Turned:
+def _turned(decision: Decision, known_as: str | None) -> Turned:
     """The refusal; ``known_as`` is the decision under which the journal keeps the request."""
     return Turned(
         decision_id=known_as,

@@ -16,8 +16,10 @@ from agent.mesh.addresses import AddressBook, Endpoint
 from agent.relay.ports import PeerRoute
 from agent.settings.manifest import EngineKind
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
+from router_core.placement.request import Endpoint as PlacedAt
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Address, Static
+from router_core.view.cluster import NodeView
 
 CONNECTIONS_MOST = 256
 _CONNECTIONS_SPARE = 8
@@ -150,6 +152,11 @@ class NodeTargets:
         """The mesh's verdict; a node that is not in the view is gone."""
         seen = self._board.current.nodes.get(id16_of(id32_of(node)))
         return seen.liveness if seen is not None else Liveness.GONE
+
+    def picture(self, endpoint: PlacedAt) -> NodeView | None:
+        """The newest picture of the node that offers ``endpoint``."""
+        node, _, _ = endpoint.partition("/")
+        return self._board.current.nodes.get(id16_of(id32_of(NodeId(node))))
 
     def _kind(self, node: NodeId, endpoint: str) -> EngineKind:
         seen = self._board.current.nodes.get(id16_of(id32_of(node)))

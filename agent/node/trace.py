@@ -11,7 +11,17 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 
 from agent.effects.clock import Clock
-from agent.relay.ports import AccessLine, Asked, AttemptReport, Choosing, Observer, Placer, Routed, Turned
+from agent.relay.ports import (
+    AccessLine,
+    Asked,
+    AttemptReport,
+    Choosing,
+    Observer,
+    Placer,
+    Queued,
+    Routed,
+    Turned,
+)
 from agent.store.folders import RefuseToStart
 from router_core.ids import Id16, id16_of, id32_of
 from router_core.placement.request import Endpoint
@@ -125,7 +135,7 @@ class _TracedChoosing:
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
-    ) -> Routed | Turned:
+    ) -> Routed | Turned | Queued:
         told = self._inner.decide(attempt=attempt, tried=tried, refused=refused, now=now)
         if isinstance(told, Routed):
             self._owner.placed(told, attempt)

@@ -11,11 +11,13 @@ from typing import Final
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Family, Histogram
 from router_core.placement.decision import Decision
+from router_core.placement.reasons import Action
 from router_core.placement.record import DecisionRecord
 from router_core.policy.authority import AuthorityMode
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _LOAD_SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_WAIT_SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0)
 _LN_ERROR: Final = (-2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -39,10 +41,19 @@ class DecisionMetrics:
         self._attempts = Counter("pairmesh_attempts_total", "Attempts by how they ended.", ("result",))
         self._refusals = Counter("pairmesh_refusals_total", "Requests a peer's ingress declined.", ("cause",))
         self._cancelled = Counter("pairmesh_cancelled_total", "Requests cut short.", ("by",))
+        self._shed = Counter("pairmesh_shed_total", "Requests shed by saturation.", ("class",))
+        self._waits = Histogram(
+            "pairmesh_queue_wait_seconds",
+            "Time requests waited in the router for room.",
+            ("class",),
+            bounds=_WAIT_SECONDS,
+        )
 
     def decided(self, decision: Decision, seconds: float) -> None:
         self._decisions.inc(decision.action.value, decision.reason.value)
         self._seconds.observe(seconds)
+        if decision.action is Action.SHED:
+            self._shed.inc(decision.evidence.request.hints.request_class.value)
         for code, rows in decision.counts.items():
             self._excluded.inc(code.value, by=rows)
         for note in decision.hints:
@@ -61,6 +72,8 @@ class DecisionMetrics:
         end = record.outcome
         if end is None:
             return
+        if end.held_ms is not None:
+            self._waits.observe(end.held_ms / 1000.0, record.req.request_class)
         if end.cancelled_by is not None:
             self._cancelled.inc(end.cancelled_by)
         for kind, error in (("ttft", end.err_ttft), ("ect", end.err_ect)):
@@ -81,6 +94,8 @@ class DecisionMetrics:
                 self._attempts,
                 self._refusals,
                 self._cancelled,
+                self._shed,
+                self._waits,
             )
         )
 

@@ -19,7 +19,7 @@ from agent.relay.lines import line_of_exchange
 from agent.relay.parcel import Parcel
 from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request, place_of
 from agent.relay.pool import ConnectFailed
-from agent.relay.ports import Asked, Choosing, Routed, Turned
+from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from agent.relay.route import format_route, route_of
 from agent.relay.upstream import UpstreamConnection
 from agent.relay.wiring import Voice, Wiring, tell_breakers
@@ -72,6 +72,7 @@ class Courier:
         self._code: str | None = None
         self._first_byte_ms: float | None = None
         self._flowing_ms: float | None = None
+        self._ticket: int | None = None
         self._slow_client = self._suspect = self._released = self._closed = False
 
     def start(self) -> "Courier":
@@ -114,6 +115,11 @@ class Courier:
 
     # --- what the node does ----------------------------------------------------------------------------------
 
+    @property
+    def is_held(self) -> bool:
+        """True while the request waits for room."""
+        return self._ticket is not None
+
     def shut_down(self) -> None:
         """The node stops now: tell the client the truth."""
         self._hear(ev.ShuttingDown())
@@ -122,6 +128,16 @@ class Courier:
         """``due`` has come."""
         last = None if self._attempt is None else self._attempt.last_byte_ms
         self._hear(ev.TimePassed(last_byte_ms=None if last is None else int(last)))
+
+    @property
+    def last_byte_ms(self) -> float | None:
+        """When the latest byte of the current answer came, boot ms; None before the first."""
+        return None if self._attempt is None else self._attempt.last_byte_ms
+
+    def give_up(self) -> None:
+        """The endpoint is silent to everybody. A peer's request waits as long as its own router lets it."""
+        if not self._admitted:
+            self._hear(ev.EndpointFellSilent())
 
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
@@ -244,6 +260,9 @@ class Courier:
             self._fail(exc, actions)
         finally:
             self._stepping = False
+        if self._ticket is not None and machine.state is not State.HELD:
+            ticket, self._ticket = self._ticket, None
+            self._w.holding.leave(ticket)
         if machine.state in ENDED:
             self._close()
             return
@@ -260,15 +279,31 @@ class Courier:
         )
         if isinstance(chosen, Turned):
             self._turned = chosen
-            self._step(
-                ev.TurnedAway(status=chosen.status, code=chosen.code, retry_after_s=chosen.retry_after_s)
-            )
+            self._step(_turned_away(chosen))
             return
-        self._routed = chosen
+        if isinstance(chosen, Queued):
+            self._hold(chosen)
+            return
+        self._routed, self._turned = chosen, None
         self._suspect = False
         self._place = place = place_of(self._w.targets, chosen)
         engine = None if place is None else place.engine
         self._step(ev.Decided(target=attempt_target(self._w.policy, engine, chosen, self._asked.facts)))
+
+    def _hold(self, queued: Queued) -> None:
+        self._turned = queued.turned
+        if self._ticket is None:
+            self._ticket = queued.waiting.ticket
+            self._w.holding.join(queued.waiting, self._woken)
+        self._step(ev.Queued(until_ms=queued.until_ms, turned=_turned_away(queued.turned)))
+
+    def _woken(self) -> None:
+        self._hear(ev.Woken())
+
+    def _doubt(self, action: ev.DoubtEndpoint) -> None:
+        if self._asked.is_work:
+            picture = self._w.targets.picture(action.endpoint)
+            self._w.silence.missed(action.endpoint, action.since_ms, picture)
 
     def _dial(self, action: ev.Dial) -> None:
         routed = self._routed
@@ -318,6 +353,8 @@ class Courier:
         assert routed is not None
         assert upstream is not None
         attempt.sent_ms = self._now
+        if self._asked.is_work:
+            self._w.silence.sent(routed.at, self)
         rng = self._w.rng
         if routed.node is not None:
             attempt.body = self._parcel.as_model(routed.served)
@@ -398,12 +435,14 @@ class Courier:
         outcome, routed, attempt = action.outcome, self._routed, self._now_at()
         assert routed is not None
         attempt.waited()
+        self._w.silence.ended(routed.at, self)
         if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
             self._choosing.finish(routed.seq)
         else:
             self._choosing.fail(routed.seq)
         tell_breakers(self._w.breakers, outcome, int(self._now))
         self._w.observer.attempted(attempt_report(self._voice.side, self._asked, routed, outcome, attempt))
+        self._w.holding.news()
 
     # --- the end ---------------------------------------------------------------------------------------------
 
@@ -422,6 +461,7 @@ class Courier:
             self._request,
             self._asked,
             self._routed,
+            self._turned,
             status=self._status,
             code=self._code,
             bytes_out=0 if self._attempt is None else self._attempt.size,
@@ -457,6 +497,11 @@ class Courier:
 
 _BEGUN = ev.BodyParsed()
 
+
+def _turned_away(turned: Turned) -> ev.TurnedAway:
+    return ev.TurnedAway(status=turned.status, code=turned.code, retry_after_s=turned.retry_after_s)
+
+
 _PERFORM: dict[type[ev.Action], Callable[[Courier, Any], None]] = {
     ev.Decide: Courier._decide,
     ev.Dial: Courier._dial,
@@ -469,5 +514,6 @@ _PERFORM: dict[type[ev.Action], Callable[[Courier, Any], None]] = {
     ev.ReplyAnswer: Courier._reply_answer,
     ev.TellError: Courier._tell_error,
     ev.CancelUpstream: Courier._cancel_upstream,
+    ev.DoubtEndpoint: Courier._doubt,
     ev.EndAttempt: Courier._end_attempt,
 }

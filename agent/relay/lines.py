@@ -3,7 +3,7 @@
 from agent.relay.front import Answer
 from agent.relay.headers import request_id_of
 from agent.relay.intake import Request
-from agent.relay.ports import AccessLine, Asked, Routed
+from agent.relay.ports import AccessLine, Asked, Routed, Turned
 
 
 def line_of_answer(
@@ -32,6 +32,7 @@ def line_of_exchange(
     request: Request,
     asked: Asked,
     routed: Routed | None,
+    turned: Turned | None,
     *,
     status: int,
     code: str | None,
@@ -42,6 +43,9 @@ def line_of_exchange(
 ) -> AccessLine:
     """A request that went through an exchange. Times are boot milliseconds."""
     arrived = asked.accepted_ms
+    decided = routed.decision_id if routed is not None else None
+    if turned is not None and turned.decision_id is not None:
+        decided = turned.decision_id
     return AccessLine(
         side=side,
         method=request.method.decode("ascii"),
@@ -49,7 +53,7 @@ def line_of_exchange(
         status=status,
         code=code,
         request_id=asked.request_id,
-        decision_id=None if routed is None else routed.decision_id,
+        decision_id=decided,
         peer=None if routed is None else routed.node,
         bytes_in=asked.body_bytes,
         bytes_out=bytes_out,

@@ -15,9 +15,11 @@ from agent.engines.contract import Marks
 from agent.relay.dialects.facts import Facts
 from router_core.exchange.events import Outcome
 from router_core.ids import NodeId
+from router_core.placement.hold import Waiting
 from router_core.placement.request import Endpoint
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
+from router_core.view.cluster import NodeView
 
 # --- choosing ------------------------------------------------------------------------------------------------
 
@@ -47,7 +49,8 @@ class Routed(Struct, frozen=True, kw_only=True):
     dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
     target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint.
     ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints``,
-    ``match`` and ``session`` are ready header values, None to omit them.
+    ``match`` and ``session`` are ready header values, None to omit them. ``held_ms`` is how long the request waited here
+    for room, None if it did not have to.
     """
 
     decision_id: str
@@ -75,6 +78,7 @@ class Routed(Struct, frozen=True, kw_only=True):
     hints: str | None = None
     match: str | None = None
     session: str | None = None
+    held_ms: int | None = None
 
     @property
     def gap_ms(self) -> float:
@@ -94,6 +98,14 @@ class Turned(Struct, frozen=True, kw_only=True):
     hints: str | None = None
 
 
+class Queued(Struct, frozen=True, kw_only=True):
+    """Whoever could take the request is full: it may wait as ``waiting`` says, and is ``turned`` away at ``until_ms``."""
+
+    waiting: Waiting
+    until_ms: int
+    turned: Turned
+
+
 class Choosing(Protocol):
     """Chooses for one request, and keeps the ledger of own work. Each ``seq`` is ended once."""
 
@@ -106,7 +118,7 @@ class Choosing(Protocol):
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
-    ) -> Routed | Turned:
+    ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
 
     def first_token(self, seq: int) -> None: ...
@@ -188,6 +200,9 @@ class Targets(Protocol):
         """As ``LocalEndpoint.classify``, by the engine kind the peer's static record names."""
 
     def liveness(self, node: NodeId) -> Liveness: ...
+
+    def picture(self, endpoint: Endpoint) -> NodeView | None:
+        """What is known of the node that offers ``endpoint``."""
 
 
 # --- ingress -------------------------------------------------------------------------------------------------

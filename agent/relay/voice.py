@@ -67,6 +67,8 @@ class ApiVoice:
             told += f"x-pairmesh-hints: {routed.hints}\r\n"
         if routed.match is not None:
             told += f"x-pairmesh-match: {routed.match}\r\n"
+        if routed.held_ms is not None:
+            told += f"server-timing: queue;dur={routed.held_ms}\r\n"
         if routed.session is not None:
             told += f"x-pairmesh-session: {routed.session}\r\n"
         lines = told.encode("ascii")

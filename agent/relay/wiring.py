@@ -16,6 +16,8 @@ from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observe
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import Outcome, Reply, Result
 from router_core.exchange.failure import Cause
+from router_core.exchange.silence import Silence
+from router_core.placement.holding import Holding
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
@@ -35,6 +37,10 @@ class InHand(Protocol):
 
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint that keeps a client waiting in mid-answer for too long, if it does."""
+
+    @property
+    def is_held(self) -> bool:
+        """True while it waits for room."""
 
     def shut_down(self) -> None:
         """The node stops now: tell the client the truth."""
@@ -95,6 +101,8 @@ class Wiring:
     heard_state: HeardState
     rng: Random
     in_hand: Hands
+    holding: Holding
+    silence: Silence = field(default_factory=Silence)
     first_bytes: FirstBytes = field(default_factory=NobodyAsks)
 
 

@@ -57,15 +57,13 @@ def _key(
     )
 
 
-def _number(
-    path: str, least: float, most: float, meaning: str, field: str = "", *, later: bool = False
-) -> PolicyKey:
+def _number(path: str, least: float, most: float, meaning: str, field: str = "") -> PolicyKey:
     parse = partial(values.real, least=least, most=most)
-    return _key(path, field or path, f"{least:g} to {most:g}", parse, meaning, later=later)
+    return _key(path, field or path, f"{least:g} to {most:g}", parse, meaning)
 
 
-def _share(path: str, meaning: str, field: str = "", *, later: bool = False) -> PolicyKey:
-    return _number(path, 0, 1, meaning, field, later=later)
+def _share(path: str, meaning: str, field: str = "") -> PolicyKey:
+    return _number(path, 0, 1, meaning, field)
 
 
 def _whole(path: str, least: int, most: int, meaning: str, field: str) -> PolicyKey:
@@ -73,14 +71,10 @@ def _whole(path: str, least: int, most: int, meaning: str, field: str) -> Policy
     return _key(path, field, f"whole number, {least} to {most}", parse, meaning)
 
 
-def _seconds(
-    path: str, least: float, most: float, meaning: str, field: str, *, later: bool = False
-) -> PolicyKey:
+def _seconds(path: str, least: float, most: float, meaning: str, field: str) -> PolicyKey:
     """Seconds in the file, milliseconds in the policy."""
     parse = partial(values.milliseconds, least_s=least, most_s=most)
-    return _key(
-        path, field, f"seconds, {least:g} to {most:g}", parse, meaning, policy_values.seconds, later=later
-    )
+    return _key(path, field, f"seconds, {least:g} to {most:g}", parse, meaning, policy_values.seconds)
 
 
 def _class(name: str) -> tuple[PolicyKey, ...]:
@@ -99,10 +93,8 @@ def _class(name: str) -> tuple[PolicyKey, ...]:
             policy_values.shown_pace,
         ),
         _seconds(f"{path}.deadline_s", 0.001, 3600, f"when dispatching ends {whose}", f"{name}.deadline_ms"),
-        _seconds(f"{path}.hold_s", 0, 3600, f"longest wait for room {whose}", f"{name}.hold_ms", later=True),
-        _number(
-            f"{path}.share", 0.01, 1, f"share of an endpoint's room {whose}", f"{name}.share", later=True
-        ),
+        _seconds(f"{path}.hold_s", 0, 3600, f"longest wait for room {whose}", f"{name}.hold_ms"),
+        _number(f"{path}.share", 0.01, 1, f"share of an endpoint's room {whose}", f"{name}.share"),
     )
 
 
@@ -148,10 +140,10 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _share("choice.tie_fixed", "scores this close to the best share the load", "tie_fixed"),
     _share("choice.tie_per_period", "more of that for a picture one period old", "tie_per_period"),
     _number("choice.pack_below", 0, 0.99, "fill the fullest of the rows with less slo risk; 0: off", "pack_below"),
-    _number("hold.quantum_s", 0.01, 3600, "seconds of work a caller gets before the next one's turn", "hold_quantum_s", later=True),
-    _seconds("hold.promote_s", 0.1, 3600, "wait after which a held request rises by a class", "hold_promote_ms", later=True),
-    _number("shed.above", 0.01, 100, "saturation from which background requests are shed", "shed_above", later=True),
-    _number("shed.range", 0.01, 100, "how much more of it sheds all of them", "shed_range", later=True),
+    _number("hold.quantum_s", 0.01, 3600, "seconds of work a caller gets before the next one's turn", "hold_quantum_s"),
+    _seconds("hold.promote_s", 0.1, 3600, "wait after which a held request rises by a class", "hold_promote_ms"),
+    _number("shed.above", 0.01, 100, "saturation from which background requests are shed", "shed_above"),
+    _number("shed.range", 0.01, 100, "how much more of it sheds all of them", "shed_range"),
     _number("herd.floor", 1, 64, "least multiplier of own work not yet seen in a node's state", "herd_floor"),
     _number("herd.cap", 1, 64, "most of it ...", "herd_cap"),
     _number("herd.cap_crowd", 1, 64, "... with more active routers than a crowd", "herd_cap_crowd"),

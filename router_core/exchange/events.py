@@ -73,6 +73,18 @@ class TurnedAway(Event, frozen=True, gc=False, kw_only=True):
     retry_after_s: int | None = None
 
 
+class Queued(Event, frozen=True, gc=False, kw_only=True):
+    """Every endpoint that could take the request is full: it waits for room, until ``until_ms`` at most, and is then
+    turned away."""
+
+    until_ms: int
+    turned: TurnedAway
+
+
+class Woken(Event, frozen=True, gc=False, kw_only=True):
+    """There may be room for a request that waits."""
+
+
 class Connected(UpstreamEvent, frozen=True, gc=False, kw_only=True):
     pass
 
@@ -126,6 +138,10 @@ class NodeRecovered(Event, frozen=True, gc=False, kw_only=True):
 
 class NodeGone(Event, frozen=True, gc=False, kw_only=True):
     pass
+
+
+class EndpointFellSilent(Event, frozen=True, gc=False, kw_only=True):
+    """Another request at the same endpoint missed its limit, and nobody heard anything from there meanwhile."""
 
 
 class ClientGone(Event, frozen=True, gc=False, kw_only=True):
@@ -212,6 +228,14 @@ class TellError(Action, frozen=True, gc=False, kw_only=True):
 
 class CancelUpstream(Action, frozen=True, gc=False, kw_only=True):
     attempt: int
+
+
+class DoubtEndpoint(Action, frozen=True, gc=False, kw_only=True):
+    """A request sent to ``endpoint`` at ``since_ms`` got no byte in time: if nobody did since, none who waits there before
+    commit need wait on."""
+
+    endpoint: Endpoint
+    since_ms: int
 
 
 class EndAttempt(Action, frozen=True, gc=False, kw_only=True):

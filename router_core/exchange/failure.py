@@ -38,6 +38,7 @@ class Cause(Enum):
     PROTOCOL = "protocol"
     FIRST_BYTE = "first_byte_limit"
     DEADLINE = "deadline"
+    SILENT = "silent"
     SUSPECT = "suspect"
     GONE = "gone"
     IDLE = "idle"
@@ -56,7 +57,7 @@ class Verdict(Enum):
 OWN = frozenset({Cause.POOL_FULL, Cause.DEADLINE})
 """Causes that say nothing about the endpoint."""
 
-TIMEOUTS = frozenset({Cause.FIRST_BYTE, Cause.DEADLINE, Cause.IDLE})
+TIMEOUTS = frozenset({Cause.FIRST_BYTE, Cause.SILENT, Cause.DEADLINE, Cause.IDLE})
 
 _NEXT = frozenset(
     {

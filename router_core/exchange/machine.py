@@ -1,7 +1,7 @@
 """One request's life, from the parsed body to its one honest end.
 
-Owns: which attempt is current, when nothing more may be tried, the commit at the first body byte, every
-deadline before and after it. Rules: nothing reaches the client before ``Commit``; after it no attempt follows;
+Owns: which attempt is current, when nothing more may be tried, how long to wait for room, the commit at the first body
+byte, every deadline before and after it. Rules: nothing reaches the client before ``Commit``; after it no attempt follows;
 each attempt ends in exactly one ``Outcome``; an event of an abandoned attempt changes nothing, so byte against
 abandon is one atomic claim, won by whichever is handled first. Refuses to know: sockets, bodies, dialects,
 how a target was chosen.
@@ -19,6 +19,7 @@ from router_core.policy.exchange import ExchangePolicy
 class State(Enum):
     RECEIVED = "received"
     DECIDING = "deciding"
+    HELD = "held"
     DIALLING = "dialling"
     AWAITING = "awaiting"
     STREAMING = "streaming"
@@ -30,6 +31,7 @@ class State(Enum):
     __hash__ = object.__hash__
 
 
+_TOO_MANY = 429
 ENDED = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.REFUSED})
 
 
@@ -49,6 +51,8 @@ class Exchange:
         self._tried: frozenset[Endpoint] = frozenset()
         self._refused: frozenset[Endpoint] = frozenset()
         self._spared_refusal = False
+        self._refusals = 0
+        self._in_vain: ev.TurnedAway | None = None
         self._spared_connects = 0
         self._spared_error = False
         self._target: ev.Target | None = None
@@ -56,7 +60,7 @@ class Exchange:
         self._continued = False
         self._status: int | None = None
         self._failure: FailureClass | None = None
-        self._patience = 0
+        self._awaited_since = 0
         self._limits: dict[Cause, int] = {}
         self._answer_kept = False
         self._last_cause: Cause | None = None
@@ -102,10 +106,27 @@ class Exchange:
         return [ev.Dial(target=event.target, attempt=self.attempt)]
 
     def _turn_away(self, event: ev.TurnedAway, _now: int) -> list[ev.Action]:
-        if self.attempt:
+        if self.attempt and event.status != _TOO_MANY:
             return self._give_up()
         self._end(State.REFUSED)
         return [ev.Reply(status=event.status, code=event.code, retry_after_s=event.retry_after_s)]
+
+    def _hold(self, event: ev.Queued, _now: int) -> list[ev.Action]:
+        self.state = State.HELD
+        self._limits = {Cause.DEADLINE: event.until_ms}
+        self._in_vain = event.turned
+        return []
+
+    def _wake(self, _event: ev.Woken, _now: int) -> list[ev.Action]:
+        """Decide again: whoever refused before the wait may have room by now."""
+        self._refused = frozenset()
+        self._spared_refusal = self._refusals >= self._policy.refusals
+        return self._decide()
+
+    def _held_too_long(self, _event: ev.TimePassed, now: int) -> list[ev.Action]:
+        if self._in_vain is None or self._limits[Cause.DEADLINE] > now:
+            return []
+        return self._turn_away(self._in_vain, now)
 
     # --- an attempt before commit ----------------------------------------------------------------------------
 
@@ -116,8 +137,12 @@ class Exchange:
         if target.peer:
             self._limits[Cause.NO_CONTINUE] = now + self._policy.continue_ms
         else:
-            self._limits[Cause.FIRST_BYTE] = now + target.first_byte_ms
+            self._await(target, now)
         return [ev.SendRequest(attempt=self.attempt)]
+
+    def _await(self, target: ev.Target, now: int) -> None:
+        self._awaited_since = now
+        self._limits[Cause.FIRST_BYTE] = now + target.first_byte_ms
 
     def _go_on(self, _event: ev.Continued, now: int) -> list[ev.Action]:
         target = self._current()
@@ -125,7 +150,7 @@ class Exchange:
             return []
         self._continued = True
         del self._limits[Cause.NO_CONTINUE]
-        self._limits[Cause.FIRST_BYTE] = now + target.first_byte_ms
+        self._await(target, now)
         return [ev.SendBody(attempt=self.attempt)]
 
     def _hold_head(self, event: ev.HeadReceived, _now: int) -> list[ev.Action]:
@@ -161,6 +186,7 @@ class Exchange:
         if self._spared_refusal:
             return self._fail_over(None, now)
         self._spared_refusal = True
+        self._refusals += 1
         self._dispatches -= 1
         self._refused |= {self._current().endpoint}
         ended = self._end_attempt(ev.Result.REFUSED, None)
@@ -235,7 +261,14 @@ class Exchange:
         cause = min(due, key=lambda c: self._limits[c])
         if self.state is State.STREAMING:
             return self._tell(cause, "upstream_timeout" if cause is Cause.IDLE else "upstream_lost")
-        return self._fail_over(cause, now)
+        endpoint = self._current().endpoint
+        steps = self._fail_over(cause, now)
+        if cause is Cause.FIRST_BYTE:
+            steps.append(ev.DoubtEndpoint(endpoint=endpoint, since_ms=self._awaited_since))
+        return steps
+
+    def _fell_silent(self, _event: ev.EndpointFellSilent, now: int) -> list[ev.Action]:
+        return self._fail_over(Cause.SILENT, now)
 
     def _suspected(self, _event: ev.NodeSuspected, now: int) -> list[ev.Action]:
         if self._current().peer:
@@ -317,6 +350,15 @@ _TABLE: dict[State, dict[type[ev.Event], Step]] = {
         {
             ev.Decided: Exchange._dial,
             ev.TurnedAway: Exchange._turn_away,
+            ev.Queued: Exchange._hold,
+            ev.ClientGone: Exchange._cancel,
+            ev.ShuttingDown: Exchange._stop,
+        }
+    ),
+    State.HELD: _rows(
+        {
+            ev.Woken: Exchange._wake,
+            ev.TimePassed: Exchange._held_too_long,
             ev.ClientGone: Exchange._cancel,
             ev.ShuttingDown: Exchange._stop,
         }
@@ -342,6 +384,7 @@ _TABLE: dict[State, dict[type[ev.Event], Step]] = {
             ev.Answered: Exchange._answered,
             ev.IngressRefused: Exchange._turned_back,
             ev.Lost: Exchange._lost,
+            ev.EndpointFellSilent: Exchange._fell_silent,
             ev.NodeSuspected: Exchange._suspected,
             ev.NodeRecovered: Exchange._recovered,
             ev.NodeGone: Exchange._gone,

@@ -11,6 +11,7 @@ from random import Random
 
 from msgspec import Struct
 
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import (
     EngineFacts,
     EngineFlag,
@@ -91,6 +92,11 @@ def squeeze_of(static: Static, volatile: Volatile, engine: EngineFacts, unknown:
         if gpu.level is not None and gpu.level >= Level.CRITICAL:
             gate, detail = Gate.SHUT, "gpu"
     return Squeeze(gate=gate, loads=no_loads is None, score=min(1.0, score), detail=detail, no_loads=no_loads)
+
+
+def shed_share(saturation: float, policy: PlacementPolicy) -> float:
+    """The part of ``background`` requests that is turned away at this saturation."""
+    return min(1.0, max(0.0, (saturation - policy.shed_above) / policy.shed_range))
 
 
 def retry_after_s(waits_s: Iterable[float], rng: Random) -> int:

@@ -19,12 +19,14 @@ from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, Choice, ViewFacts
 from router_core.placement.request import HintNote, NodeRef, PlacementRequest
+from router_core.placement.room import is_shed, without_row
 from router_core.placement.survey import Scored, Survey, survey
 from router_core.policy.placement import PlacementPolicy
 
 _FULL_ONE_IN = 16
 _WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
+_SHED = Action.SHED, Reason.SHED, None
 _SCORE = attrgetter("score")
 _ID_BYTES = 26
 _BASE32 = b"abcdefghijklmnopqrstuvwxyz234567" * 8
@@ -45,9 +47,11 @@ def decide(
     seed = seed_of(request.request_id, request.attempt)
     counsel = request.advice
     note = NO_AUTHORITY if counsel is None else heed(counsel, seen, policy, seed)
-    order = led_by(note, choose(seen.scored, policy, seed, lambda row: capacity(row.row, seen.need)))
+    shed = is_shed(request, seen, policy, seed)
+    running = [] if shed else seen.scored
+    order = led_by(note, choose(running, policy, seed, lambda row: capacity(row.row, seen.need)))
     decision_id = new_id(rng) if counsel is None or request.attempt > 1 else counsel.decision_id
-    chosen = retry_s = None
+    chosen = retry_s = hold = None
     nearby: tuple[str, ...] = ()
     if order:
         chosen = order[0]
@@ -61,7 +65,8 @@ def decide(
         )
         reason = reason_of(chosen, order[1:], seen.degraded, note)
     else:
-        action, reason, full = Action.REJECT, _refusal(seen), True
+        action, reason, hold = _SHED if shed else without_row(request, seen, fleet, policy, now)
+        order, full = seen.scored, True
         if reason.status in _RETRIED:
             retry_s = retry_after_s(_waits_s(seen, now), rng)
         if reason is Reason.MODEL_ABSENT and not seen.offered:
@@ -91,15 +96,10 @@ def decide(
             excluded=seen.excluded[:EXCLUDED_KEPT],
             full=full,
         ),
+        hold=hold,
         retry_after_s=retry_s,
         nearest=nearby,
     )
-
-
-def _refusal(seen: Survey) -> Reason:
-    if seen.invalid:
-        return Reason.MODEL_NAME_INVALID
-    return max(seen.counts, key=lambda code: code.order, default=Reason.MODEL_ABSENT)
 
 
 def _waits_s(seen: Survey, now: int) -> list[float]:

@@ -41,7 +41,7 @@ _SCORE = attrgetter("score")
 class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     """What the record of a decision is made of.
 
-    ``scored`` are the rows in the running, the chosen one first, then by score, and ``reserves`` those behind them: all if
+    ``scored`` are the rows in the running, the chosen one (if any) first, then by score, and ``reserves`` those behind them: all if
     the record is to be ``full``, else the best. ``excluded`` are the first of those left out. ``resolved`` is empty if
     nobody offers the model.
     """
@@ -59,11 +59,21 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     full: bool
 
 
+class HoldTerms(Struct, frozen=True, gc=False, kw_only=True):
+    """How a request may wait for room: since when it does, until when it is held, when it is worth nothing any more
+    (boot ms), and its service time in seconds where it would be served fastest."""
+
+    since_ms: int
+    until_ms: int
+    deadline_ms: int
+    seconds: float
+
+
 class Decision(Struct, frozen=True, gc=False, kw_only=True):
     """The answer to one request.
 
-    ``chosen`` is None exactly if ``action`` is ``reject``; then ``reason`` carries the status and, if it asks to come
-    back, ``retry_after_s`` when. ``counts`` tells how many rows each filter left out, ``hints`` what became of every
+    ``chosen`` is set exactly if ``action`` is ``route`` or ``route_cold``. Else ``reason`` carries the status and, if it
+    asks to come back, ``retry_after_s`` when; ``hold`` the terms of a ``queue``. ``counts`` tells how many rows each filter left out, ``hints`` what became of every
     hint. ``nearest`` holds offered names close to an absent one.
     """
 
@@ -77,6 +87,7 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
     degraded: tuple[str, ...]
     evidence: Evidence
     authority: AuthorityNote = NO_AUTHORITY
+    hold: HoldTerms | None = None
     retry_after_s: int | None = None
     nearest: tuple[str, ...] = ()
 
@@ -92,7 +103,7 @@ def record_of(decision: Decision) -> DecisionRecord:
     excluded = seen.excluded
     running = ranking(seen.scored, seen.policy) if seen.full else [(row, None) for row in seen.scored]
     shown = [*running, *[(row, None) for row in seen.reserves]]
-    others = sorted([*seen.scored[1:], *seen.reserves], key=_SCORE)
+    others = sorted([*seen.scored[1:], *seen.reserves], key=_SCORE) if chosen is not None else []
     names = {scored.row.key: scored.row.label for scored, _ in shown}
     names.update({gone.row.key: gone.row.label for gone in excluded})
     return DecisionRecord(

@@ -39,7 +39,7 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
     """What is constant of one request while rows are judged. Tokens, bytes; ``until_ms`` on the boot clock.
 
     ``digest`` is the one digest that counts as this model, None if none is known. ``match`` and
-    ``locality`` are the loosest that caller and operator both permit.
+    ``locality`` are the loosest that caller and operator both permit; ``share`` of an endpoint's room is open to the class.
     """
 
     dialect: int
@@ -58,6 +58,7 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
     ttft_s: float
     tpot_s: float | None
     until_ms: int
+    share: float
     transfer_s: float
     tried: frozenset[Endpoint]
     refused: frozenset[Endpoint]
@@ -107,6 +108,7 @@ def need_of(
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
         tpot_s=hints.slo_tpot_ms / 1000.0 if hints.slo_tpot_ms is not None else targets.tpot_s,
         until_ms=request.arrival_ms + deadline_ms,
+        share=targets.share,
         transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
         tried=request.tried,
         refused=request.refused,

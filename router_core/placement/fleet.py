@@ -44,6 +44,20 @@ class Breaking(Protocol):
         """When the endpoint last failed, boot ms; None if it never did."""
 
 
+class Room(Protocol):
+    """Where requests wait while everybody is full, as far as choosing needs it."""
+
+    def has_room(self, body_bytes: int) -> bool:
+        """Whether one with a body of this size may join."""
+
+
+class NoRoom:
+    """Nobody waits: who finds everybody full is refused."""
+
+    def has_room(self, body_bytes: int) -> bool:
+        return False
+
+
 class NoBreakers:
     """Every breaker closed, always."""
 
@@ -58,11 +72,12 @@ class NoBreakers:
 
 
 class Live(Struct, frozen=True, kw_only=True):
-    """What this router knows beyond any snapshot: own work, breakers, endpoints that stopped in mid-stream, and own
-    models (endpoint, model) that are being unloaded."""
+    """What this router knows beyond any snapshot: own work, breakers, whether requests may be held, endpoints that stopped
+    in mid-stream, and own models (endpoint, model) that are being unloaded."""
 
     ledger: Ledger
     breakers: Breaking = NoBreakers()
+    hold: Room = NoRoom()
     suspects: Collection[Endpoint] = frozenset()
     leaving: Collection[tuple[str, str]] = frozenset()
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from router_core import limits
 from router_core.errors import LocalMisuse
+from router_core.placement.decision import HoldTerms
 from router_core.placement.request import PlacementRequest, RequestClass
 from router_core.policy.placement import PlacementPolicy
 
@@ -80,7 +81,8 @@ class Release(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Hold:
-    """The machine: ``handle`` events, perform the returned actions in order. It wants no waking by time."""
+    """The machine: ``handle`` events, perform the returned actions in order. It wants no waking by time; ``policy`` may be
+    replaced at any time."""
 
     deadline: int | None = None
 
@@ -91,11 +93,11 @@ class Hold:
         requests: int = limits.HELD_REQUESTS,
         body_bytes: int = limits.HELD_BODIES,
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         self._most = requests
         self._most_bytes = body_bytes
         self._held: dict[int, Waiting] = {}
-        self._turns = tuple(_Turns(policy.hold_quantum_s) for _ in _RANKS)
+        self._turns = tuple(_Turns() for _ in _RANKS)
         self._without_place: set[Hashable] = set()
         self._released: tuple[int, int] | None = None
         self._more_news = False
@@ -176,21 +178,20 @@ class Hold:
             turns.keep(callers)
         for rank, heads in enumerate(ranked):
             if heads:
-                ticket = self._turns[rank].next_of(heads).ticket
+                ticket = self._turns[rank].next_of(heads, self.policy.hold_quantum_s).ticket
                 self._released = ticket, rank
                 return [Release(ticket=ticket)]
         return []
 
     def _rank(self, waiting: Waiting, now: int) -> int:
-        promotions = max(0, now - waiting.since_ms) // self._policy.hold_promote_ms
+        promotions = max(0, now - waiting.since_ms) // self.policy.hold_promote_ms
         return max(0, _RANKS[waiting.request_class] - promotions)
 
 
 class _Turns:
     """Deficit round robin over the callers of one class: whose turn it is comes first."""
 
-    def __init__(self, quantum_s: float) -> None:
-        self._quantum_s = quantum_s
+    def __init__(self) -> None:
         self._credit_s: dict[str, float] = {}
 
     def keep(self, callers: set[str]) -> None:
@@ -198,9 +199,9 @@ class _Turns:
         for gone in self._credit_s.keys() - callers:
             del self._credit_s[gone]
 
-    def next_of(self, heads: dict[str, Waiting]) -> Waiting:
+    def next_of(self, heads: dict[str, Waiting], quantum_s: float) -> Waiting:
         """The head whose caller can pay for it first. Asking again without a charge in between gives the same."""
-        credit, quantum_s = self._credit_s, self._quantum_s
+        credit = self._credit_s
         for caller in heads:
             credit.setdefault(caller, 0.0)
         rounds = min(ceil((head.seconds - credit[caller]) / quantum_s) for caller, head in heads.items())
@@ -221,6 +222,20 @@ class _Turns:
 
 def _is_before(one: Waiting, other: Waiting) -> bool:
     return (one.deadline_ms, one.since_ms, one.ticket) < (other.deadline_ms, other.since_ms, other.ticket)
+
+
+def waiting_of(request: PlacementRequest, terms: HoldTerms, ticket: int) -> Waiting:
+    """``request`` as it waits on ``terms``."""
+    return Waiting(
+        ticket=ticket,
+        request_class=request.hints.request_class,
+        caller=request.caller,
+        kind=kind_of(request),
+        seconds=terms.seconds,
+        body_bytes=request.body_bytes,
+        since_ms=terms.since_ms,
+        deadline_ms=terms.deadline_ms,
+    )
 
 
 def kind_of(request: PlacementRequest) -> Hashable:

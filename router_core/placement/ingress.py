@@ -7,8 +7,10 @@ causes alone; it never routes on. Refuses to know whom it answers.
 from msgspec import Struct
 
 from router_core.placement.admission import Gate
+from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import Cause
+from router_core.placement.request import RequestClass
 from router_core.placement.rows import Row
 
 
@@ -22,6 +24,7 @@ class IngressAsk(Struct, frozen=True, gc=False, kw_only=True):
     resident: bool
     wait_ms: int
     left_ms: int
+    request_class: RequestClass = RequestClass.INTERACTIVE
 
 
 def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
@@ -35,7 +38,8 @@ def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
     if not warm and not row.loadable:
         return Cause.MODEL_ABSENT
     local = fleet.live.ledger.local
-    if local.in_flight(row.endpoint) + row.foreign >= row.ceiling:
+    share = targets_of(ask.request_class, fleet.policy).share
+    if local.in_flight(row.endpoint) + row.foreign >= share * row.ceiling:
         return Cause.QUEUE_FULL
     patient = ask.wait_ms >= ask.left_ms
     if row.gate is Gate.SHUT or (row.gate is Gate.SOFT and not patient) or not (warm or row.loads):

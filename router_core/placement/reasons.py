@@ -28,6 +28,7 @@ class Reason(Enum):
 
     HINT_MALFORMED = "hint_malformed"
     MODEL_NAME_INVALID = "model_name_invalid"
+    SHED = "shed"
 
     NATIVE = "native"
     HINT = "hint"
@@ -83,6 +84,7 @@ _STATUS = {
     Reason.REFUSED: 502,
     Reason.HINT_MALFORMED: 400,
     Reason.MODEL_NAME_INVALID: 400,
+    Reason.SHED: 429,
 }
 
 
@@ -91,6 +93,8 @@ class Action(Enum):
 
     ROUTE = "route"
     ROUTE_COLD = "route_cold"
+    QUEUE = "queue"
+    SHED = "shed"
     REJECT = "reject"
 
 

@@ -131,12 +131,14 @@ class Attempt(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Ending(Struct, frozen=True, gc=False, kw_only=True):
-    """How the request ended. ``err_*`` are ln(actual / predicted)."""
+    """How the request ended. ``held_ms`` is how long it waited in the router for room, None if it did not; ``err_*`` are
+    ln(actual / predicted)."""
 
     status: int
     total_ms: int
     ttft_ms: int | None = None
     out_tokens: int | None = None
+    held_ms: int | None = None
     cancelled_by: str | None = None
     err_ttft: float | None = None
     err_ect: float | None = None

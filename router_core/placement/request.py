@@ -127,7 +127,8 @@ class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt if
     somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap
     on output tokens per choice, None if not told. ``requires`` is inferred from path and body and excludes a row only
-    on a known no. ``tried`` failed this request already, ``refused`` declined it.
+    on a known no. ``tried`` failed this request already, ``refused`` declined it. ``held_since_ms`` is when it first had
+    to wait for room.
     """
 
     request_id: str
@@ -152,6 +153,7 @@ class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     attempt: int = 1
     tried: frozenset[Endpoint] = frozenset()
     refused: frozenset[Endpoint] = frozenset()
+    held_since_ms: int | None = None
 
     def after_failure(self, endpoint: Endpoint) -> "PlacementRequest":
         """The next attempt of this request, which avoids ``endpoint``."""

@@ -210,7 +210,7 @@ class _Weighing:
                 if owed is not None:
                     busy += owed.requests
                     owed_s = owed.work_s * m_r
-            if busy >= row.ceiling:
+            if busy >= need.share * row.ceiling:
                 self._exclude(row, Reason.QUEUE_FULL)
                 continue
             hit = 0 if pin is None else _hit(row, pin, need.prompt)

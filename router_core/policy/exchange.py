@@ -10,11 +10,13 @@ class ExchangePolicy:
     """Milliseconds unless the name says otherwise.
 
     ``attempts`` counts dispatches; the first refusal by a peer's ingress is not one of them, nor are the first
-    ``refused_connects`` connections that a host refused at once: they took no time and began nothing.
+    ``refused_connects`` connections that a host refused at once: they took no time and began nothing. After each wait in
+    the hold queue one more refusal is spared, up to ``refusals`` in all.
     """
 
     attempts: int = 3
     refused_connects: int = 5
+    refusals: int = 20
     connect_ms: int = 2_000
     continue_ms: int = 2_000
     first_byte_floor_ms: int = 10_000

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from random import Random
 
 from router_core.exchange.breaker import Breakers
+from router_core.exchange.silence import Silence
 from router_core.ids import Id16, id8_of
 from router_core.placement.fleet import Fleet, Live, fold_fleet
+from router_core.placement.hold import Hold
+from router_core.placement.holding import Holding
 from router_core.placement.ledger import Ledger
 from router_core.placement.sessions import Sessions
 from router_core.policy.exchange import ExchangePolicy
@@ -18,11 +21,14 @@ from router_core.policy.profile import ProfilePolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Member, ViewChange
 from router_core.sim.fleet_node import SimNode
+from router_core.sim.timeline import Timeline
+from router_core.view.cluster import NodeView
 from router_core.view.fold import empty, fold
 
 
 class SimRouter:
-    """``fleet`` is the newest; ``profiles``, ``ledger``, ``breakers`` and ``sessions`` are this router's alone."""
+    """``fleet`` is the newest; ``profiles``, ``ledger``, ``breakers``, ``sessions``, those who wait here
+    (``holding``) and those who wait elsewhere (``silence``) are this router's alone."""
 
     def __init__(
         self,
@@ -30,6 +36,7 @@ class SimRouter:
         members: Mapping[Id16, Member],
         policy: PlacementPolicy,
         exchange: ExchangePolicy,
+        timeline: Timeline,
         rng: Random,
         inst: int,
     ) -> None:
@@ -42,11 +49,19 @@ class SimRouter:
         self.breakers = Breakers(exchange)
         self.ledger = Ledger(id8_of(node.member.id16), inst, node.local)
         self.sessions = Sessions()
-        self._live = Live(ledger=self.ledger, breakers=self.breakers)
+        self.silence = Silence()
+        hold = Hold(policy)
+        self.holding = Holding(hold, lambda: timeline.now)
+        self._live = Live(ledger=self.ledger, breakers=self.breakers, hold=hold)
         self._members = members
         self._heard: list[dict[Id16, ViewChange]] = []
         self._view = empty(node.member.id32, node.member.name)
         self._fleet = fold_fleet(None, self._view, self.profiles, policy, self._live, 0)
+
+    def picture(self, origin: Id16, now: int) -> NodeView | None:
+        """What this router knows of a node."""
+        self.fleet(now)
+        return self._view.nodes.get(origin)
 
     def heard(self, change: ViewChange) -> None:
         """A picture arrived, perhaps once more."""
@@ -57,6 +72,7 @@ class SimRouter:
         if not self._heard or change.origin in self._heard[-1]:
             self._heard.append({})
         self._heard[-1][change.origin] = change
+        self.holding.news()
 
     def fleet(self, now: int) -> Fleet:
         """All that was heard, folded."""

@@ -102,7 +102,15 @@ class FleetWorld:
         self.place = {node.key: index for index, node in enumerate(self.nodes)}
         members = {node.member.id16: node.member for node in self.nodes}
         self.routers = [
-            SimRouter(node, members, self.policy, self.exchange, Random(self.rng.getrandbits(64)), index)
+            SimRouter(
+                node,
+                members,
+                self.policy,
+                self.exchange,
+                self.timeline,
+                Random(self.rng.getrandbits(64)),
+                index,
+            )
             for index, node in enumerate(self.nodes)
         ]
         self.asks: list[Ask] = []
@@ -192,6 +200,8 @@ class FleetWorld:
         """Everything still booked or running; 0 after a complete run."""
         return sum(
             len(router.ledger)
+            + len(router.holding)
+            + len(router.silence)
             + len(router.ledger.owed)
             + node.local.in_flight(ENDPOINT)
             + len(node.engine.running)

@@ -1,7 +1,7 @@
 """Requests placed by anything with the face of ``decide``: the exchange machine that ships, driven at virtual time.
 
-Reservation in the step of the decision, the ingress's own admission, one more decision after a refusal, failover and
-the breaker: all as the daemon wires it. A client that is turned away with
+Reservation in the step of the decision, the hold queue, the ingress's own admission, one more decision after a refusal,
+failover and the breaker: all as the daemon wires it. A client that is turned away with
 ``Retry-After`` comes back, and its waiting counts. Refuses to know how a choice is made.
 """
 
@@ -17,9 +17,10 @@ from router_core.exchange.failure import Cause
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.exchange.patience import first_byte_limit_ms
 from router_core.ids import id8_of
-from router_core.placement.decision import Decision
+from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
+from router_core.placement.hold import waiting_of
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
 from router_core.placement.request import Pin, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
@@ -74,6 +75,7 @@ class _Flight:
         self._decide = routed.deciders[ask.arrival.router]
         self._router = world.routers[ask.arrival.router]
         self._try = 0
+        self._held_since_ms: int | None = None
         self._attempt: Attempt | None = None
         arrival = ask.arrival
         self._session = (
@@ -122,6 +124,8 @@ class _Flight:
             self._world.timeline.after(self._world.wire.link_ms, partial(self._submit, self._current()))
         elif isinstance(action, ev.CancelUpstream):
             self._cancel(self._current())
+        elif isinstance(action, ev.DoubtEndpoint):
+            self._doubt(action)
         elif isinstance(action, ev.EndAttempt):
             self._ended(action.outcome)
         elif isinstance(action, ev.Finish):
@@ -140,17 +144,18 @@ class _Flight:
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
+            held_since_ms=self._held_since_ms,
         )
         decision = self._decide(
             request, world.fleet(self._ask.arrival.router), world.policy, world.now, router.rng
         )
+        if decision.hold is not None:
+            self._wait(request, decision, decision.hold)
+            return
+        router.holding.leave(self._ask.number)
         choice = decision.chosen
         if choice is None:
-            reason = decision.reason
-            turned = ev.TurnedAway(
-                status=reason.status, code=reason.value, retry_after_s=decision.retry_after_s
-            )
-            self._later(0, turned)
+            self._later(0, _turned_away(decision))
             return
         place = world.place[choice.endpoint]
         self._attempt = Attempt(
@@ -175,10 +180,40 @@ class _Flight:
         )
         self._later(0, ev.Decided(target=target))
 
+    def _wait(self, request: PlacementRequest, decision: Decision, terms: HoldTerms) -> None:
+        """Everybody is full: wait in the router, or go on waiting."""
+        ticket, holding = self._ask.number, self._router.holding
+        if ticket not in holding:
+            self._held_since_ms = terms.since_ms
+            holding.join(
+                waiting_of(request, terms, ticket),
+                partial(self._if_current, self._machine, ev.Woken()),
+            )
+        self._tell(ev.Queued(until_ms=terms.until_ms, turned=_turned_away(decision)))
+
     # --- an attempt ------------------------------------------------------------------------------------------
+
+    @property
+    def last_byte_ms(self) -> float | None:
+        """When the latest token came: now, while they come."""
+        attempt = self._attempt
+        if attempt is None or attempt.first_ms is None:
+            return None
+        silent = self._world.nodes[attempt.place].engine.frozen
+        return attempt.first_ms if silent else self._world.now
+
+    def give_up(self) -> None:
+        """Nothing is to be expected any more from where this waits."""
+        self._tell(ev.EndpointFellSilent())
+
+    def _doubt(self, action: ev.DoubtEndpoint) -> None:
+        world, router = self._world, self._router
+        member = world.nodes[world.place[action.endpoint]].member
+        router.silence.missed(action.endpoint, action.since_ms, router.picture(member.id16, world.now))
 
     def _send(self) -> None:
         attempt = self._current()
+        self._router.silence.sent(attempt.choice.endpoint, self)
         if attempt.choice.is_self:
             self._submit(attempt)
         else:
@@ -265,6 +300,7 @@ class _Flight:
 
     def _ended(self, outcome: ev.Outcome) -> None:
         attempt, router, now = self._current(), self._router, self._world.now
+        router.silence.ended(outcome.endpoint, self)
         if outcome.result is ev.Result.DONE:
             router.ledger.finish(attempt.reservation.seq)
             router.breakers.succeeded(outcome.endpoint, now)
@@ -283,6 +319,7 @@ class _Flight:
             Result.OK if outcome.result is ev.Result.DONE else _blame(outcome),
         )
         self._attempt = None
+        router.holding.news()
 
     def _served(self, attempt: Attempt) -> None:
         ask, choice = self._ask, attempt.choice
@@ -298,6 +335,7 @@ class _Flight:
     def _turned_away(self, reply: ev.Reply) -> None:
         """A client that may come back does so when it was told to, as long as its patience lasts."""
         world, now = self._world, self._world.now
+        self._router.holding.leave(self._ask.number)
         back_ms = now + 1000 * (reply.retry_after_s or 1)
         if reply.status not in _RETRIED or back_ms >= self._until:
             self._settle(reply.status)
@@ -307,6 +345,7 @@ class _Flight:
 
     def _again(self) -> None:
         self._try += 1
+        self._held_since_ms = None
         self._machine = Exchange(self._world.exchange, until_ms=self._until)
         self.begin()
 
@@ -333,6 +372,11 @@ class _Flight:
 
 def _unheard(_ask: Ask) -> None:
     return None
+
+
+def _turned_away(decision: Decision) -> ev.TurnedAway:
+    reason = decision.reason
+    return ev.TurnedAway(status=reason.status, code=reason.value, retry_after_s=decision.retry_after_s)
 
 
 def _blame(outcome: ev.Outcome) -> Result:

@@ -37,6 +37,7 @@ from router_core.exchange.failure import Cause, FailureClass
 from router_core.ids import Id16, Id32, MeshId, NodeName, id8_of, id16_of, node_id_of
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
+from router_core.placement.hold import Hold
 from router_core.placement.ledger import Ledger
 from router_core.placement.record import DecisionRecord
 from router_core.placement.request import Endpoint
@@ -198,13 +199,14 @@ class World:
         self.profiles = Profiles(ProfilePolicy())
         self.suspects: set[Endpoint] = set()
         self.policy = policy or PlacementPolicy()
+        self.hold = Hold(self.policy)
         self.board = Board(empty(id32("me"), NodeName("me")))
         self.viewing = Viewing(
             self.board,
             own=a_member("me"),
             profiles=self.profiles,
             policy=self.policy,
-            live=Live(ledger=self.ledger, breakers=self.breakers, suspects=self.suspects),
+            live=Live(ledger=self.ledger, breakers=self.breakers, hold=self.hold, suspects=self.suspects),
             reborn=self.breakers.reborn,
             clock=self.clock,
         )

@@ -1,5 +1,6 @@
 """What placing keeps between requests: nothing that looking at engines changes, nothing that strangers can fill."""
 
+from agent.relay.ports import Turned
 from router_core import limits
 from router_core.exchange.events import Result
 from router_core.placement.sessions import KEPT
@@ -28,9 +29,11 @@ def test_names_that_only_ever_come_once_fill_no_table() -> None:
     world.own(an_endpoint())
     for number in range(STRANGERS):
         hints = (("x-session-id", f"s{number}"), ("x-pairmesh-prefer", f"@node{number}"))
-        world.ask(f"absent{number}", model=f"model-{number}", headers=hints).decide(
+        turned = world.ask(f"absent{number}", model=f"model-{number}", headers=hints).decide(
             attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now
         )
+        assert isinstance(turned, Turned)
+        world.placing.answered(a_line(turned.decision_id, status=404, code="model_absent"))
         choosing = world.ask(f"r{number}", headers=hints)
         routed = world.route(choosing)
         choosing.finish(routed.seq)

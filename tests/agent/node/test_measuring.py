@@ -2,6 +2,8 @@
 
 from agent.node.measuring import LiveFigures
 from agent.observe.metrics import Registry
+from router_core.placement.hold import Joined, Waiting
+from router_core.placement.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import World, an_endpoint, key_of
 
@@ -14,6 +16,7 @@ def text_of(world: World, held: int = 0) -> str:
             fleet=lambda: world.viewing.fleet,
             ledger=world.ledger,
             breakers=world.breakers,
+            hold=world.hold,
             connections=lambda: {"api": 2, "ingress": 0},
             held_bytes=lambda: held,
             now=world.clock.boot_ms,
@@ -29,6 +32,24 @@ def two_nodes() -> World:
     world.own(an_endpoint())
     world.peer("beta", an_endpoint())
     return world
+
+
+def test_who_waits_is_counted_by_class() -> None:
+    world = two_nodes()
+    waiting = Waiting(
+        ticket=1,
+        request_class=RequestClass.BATCH,
+        caller="local",
+        kind="m",
+        seconds=1.0,
+        body_bytes=1,
+        since_ms=0,
+        deadline_ms=9,
+    )
+    world.hold.handle(Joined(waiting=waiting), 0)
+    text = text_of(world)
+    assert 'pairmesh_queue_depth{class="batch"} 1\n' in text
+    assert 'pairmesh_queue_depth{class="interactive"} 0\n' in text
 
 
 def test_work_in_hand_is_that_of_own_endpoints_whoever_sent_it() -> None:

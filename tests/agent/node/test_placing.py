@@ -10,11 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agent.engines.contract import Health
 from agent.node.placing import Choosing, hints_header
-from agent.relay.ports import Routed, Turned
+from agent.observe.metrics import Registry
+from agent.relay.ports import Queued, Routed, Turned
 from router_core.exchange.events import Result
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request import HintNote
+from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import (
     World,
     a_line,
@@ -35,6 +37,15 @@ def two_nodes() -> World:
     world.own(an_endpoint())
     world.peer("beta", an_endpoint())
     return world
+
+
+def figures(world: World) -> str:
+    faults: list[BaseException] = []
+    registry = Registry(faults.append)
+    registry.add(world.placing.metrics)
+    text = registry.render()
+    assert not faults
+    return text
 
 
 def test_a_served_request_leaves_one_record_with_its_attempt_and_ending() -> None:
@@ -89,18 +100,105 @@ def test_a_request_that_nobody_took_over_is_kept_under_the_id_its_client_was_tol
     assert (record.outcome.status, record.outcome.err_ect) == (502, None)
 
 
-def test_a_request_that_nobody_can_take_is_kept_at_once() -> None:
+def test_a_request_that_nobody_can_take_is_kept_when_it_was_told_so() -> None:
     world = World()
     world.own(an_endpoint())
     turned = world.ask(model="absent").decide(
         attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_007
     )
     assert isinstance(turned, Turned)
+    world.placing.answered(a_line(turned.decision_id, status=404, code="model_absent", total_ms=7.0))
     (record,) = world.kept.records
     assert (record.id, record.action) == (turned.decision_id, Action.REJECT)
     assert record.outcome is not None
     assert (record.outcome.status, record.outcome.total_ms) == (404, 7)
     assert len(world.ledger) == 0
+
+
+def one_place() -> World:
+    """A node of one place, which is taken."""
+    world = World()
+    world.own(an_endpoint(slots=1, max_queue=0))
+    world.work.start("llama", 1.0, world.clock.now)
+    return world
+
+
+def again(world: World, choosing: Choosing) -> Routed | Turned | Queued:
+    return choosing.decide(attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now)
+
+
+def test_a_held_request_leaves_one_record_that_tells_how_long_it_waited() -> None:
+    world = one_place()
+    choosing = world.ask(request_id="held")
+    queued = again(world, choosing)
+    assert isinstance(queued, Queued)
+    waiting = queued.waiting
+    assert (waiting.caller, waiting.body_bytes, waiting.since_ms) == ("local", 5_000, 1_000_000)
+    assert (queued.until_ms, waiting.deadline_ms) == (1_060_000, 1_600_000)
+    assert (queued.turned.status, queued.turned.code) == (429, "queue_full")
+    assert queued.turned.retry_after_s is not None
+    world.clock.now += 4_000
+    same = again(world, choosing)
+    assert isinstance(same, Queued)
+    assert (same.waiting, same.turned.decision_id) == (waiting, queued.turned.decision_id)
+    world.work.finish(1)
+    world.clock.now += 1_000
+    routed = world.route(choosing)
+    assert routed.held_ms == 5_000
+    choosing.finish(routed.seq)
+    world.placing.attempted(a_report(routed), 50)
+    world.placing.answered(a_line(routed.decision_id, total_ms=9_000.0))
+    (record,) = world.kept.records
+    assert (record.id, record.action) == (routed.decision_id, Action.ROUTE)
+    assert record.outcome is not None
+    assert record.outcome.held_ms == 5_000
+    assert not world.placing.open
+    text = figures(world)
+    assert 'pairmesh_decisions_total{action="queue",reason="queue_full"} 1\n' in text
+    assert 'pairmesh_queue_wait_seconds_sum{class="interactive"} 5' in text
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, "queue_full"), (499, "client_gone")])
+def test_who_waited_in_vain_is_kept_with_the_time_it_waited(status: int, code: str) -> None:
+    world = one_place()
+    choosing = world.ask()
+    queued = again(world, choosing)
+    assert isinstance(queued, Queued)
+    world.placing.answered(a_line(queued.turned.decision_id, status=status, code=code, total_ms=3_000.0))
+    (record,) = world.kept.records
+    assert (record.id, record.action) == (queued.turned.decision_id, Action.QUEUE)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.held_ms) == (status, 3_000)
+    assert not world.placing.open
+
+
+def test_who_waited_for_a_node_that_left_is_kept_as_turned_away() -> None:
+    world = one_place()
+    choosing = world.ask()
+    assert isinstance(again(world, choosing), Queued)
+    world.own()
+    world.clock.now += 2_000
+    turned = again(world, choosing)
+    assert isinstance(turned, Turned)
+    assert turned.code == "model_absent"
+    world.placing.answered(a_line(turned.decision_id, status=404, code="model_absent", total_ms=2_000.0))
+    (record,) = world.kept.records
+    assert (record.action, record.outcome.held_ms) == (Action.REJECT, 2_000)  # type: ignore[union-attr]
+    assert not world.placing.open
+
+
+def test_a_request_that_was_shed_is_told_and_counted() -> None:
+    policy = PlacementPolicy(shed_above=1e-6, shed_range=1e-6)
+    world = World(policy=policy)
+    world.own(an_endpoint(slots=1, max_queue=9))
+    world.work.start("llama", 600.0, world.clock.now)
+    turned = again(world, world.ask(headers=(("x-pairmesh-class", "background"),)))
+    assert isinstance(turned, Turned)
+    assert (turned.status, turned.code) == (429, "shed")
+    assert turned.retry_after_s is not None
+    world.placing.answered(a_line(turned.decision_id, status=429, code="shed"))
+    assert world.kept.records[0].action is Action.SHED
+    assert 'pairmesh_shed_total{class="background"} 1\n' in figures(world)
 
 
 def test_a_narrowing_hint_that_makes_no_sense_is_refused_without_a_decision() -> None:
@@ -279,7 +377,10 @@ class Requests(RuleBasedStateMachine):
         if isinstance(told, Routed):
             self.open.append((choosing, told, tried))
             return True
-        self.ended += attempt == 1
+        if attempt == 1:
+            turned = told.turned if isinstance(told, Queued) else told
+            self.world.placing.answered(a_line(turned.decision_id, status=turned.status, code=turned.code))
+            self.ended += 1
         return False
 
     def _take(self, data: st.DataObject) -> tuple[Choosing, Routed, frozenset[str]]:

@@ -29,6 +29,7 @@ from agent.relay.ports import (
     PeerRoute,
     Phase,
     Placer,
+    Queued,
     Routed,
     RouteHeader,
     Turned,
@@ -37,10 +38,14 @@ from agent.relay.wiring import Hands, Wiring
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import FailureClass
 from router_core.ids import NodeId
-from router_core.placement.request import Endpoint
+from router_core.placement.hold import Hold, Waiting
+from router_core.placement.holding import Holding
+from router_core.placement.request import Endpoint, RequestClass
 from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
+from router_core.view.cluster import NodeView
 
 
 def at(endpoint: str, node: str = "") -> Endpoint:
@@ -86,18 +91,22 @@ def classify(status: int, prefix: bytes) -> FailureClass:
 
 @dataclass(slots=True)
 class Fleet:
-    """Targets and choices: endpoints are tried in order; ``peers`` maps a node to its ingress."""
+    """Targets and choices: endpoints are tried in order; ``peers`` maps a node to its ingress. An endpoint in ``room``
+    takes so many requests at a time; if only full ones are left, a request is held for ``hold_ms``, or told so."""
 
     order: list[tuple[str, str]] = field(default_factory=list)
     locals: dict[str, Local] = field(default_factory=dict)
     peers: dict[str, PeerRoute] = field(default_factory=dict)
     alive: dict[str, Liveness] = field(default_factory=dict)
+    pictures: dict[Endpoint, NodeView] = field(default_factory=dict)
     served: str = "m"
     until_ms: int | None = None
+    room: dict[str, int] = field(default_factory=dict)
+    hold_ms: int | None = None
     turned: Turned | None = None
     break_at: str = ""
     consult: Callable[[], Coroutine[None, None, None]] | None = None
-    open_seqs: set[int] = field(default_factory=set)
+    open_seqs: dict[int, str] = field(default_factory=dict)
     decisions: int = 0
     asked: list[Asked] = field(default_factory=list)
 
@@ -118,6 +127,9 @@ class Fleet:
     def liveness(self, node: NodeId) -> Liveness:
         return self.alive.get(node, Liveness.FRESH)
 
+    def picture(self, endpoint: Endpoint) -> NodeView | None:
+        return self.pictures.get(endpoint)
+
     def fail_at(self, where: str) -> None:
         if self.break_at == where:
             raise RuntimeError("on purpose")
@@ -134,23 +146,28 @@ class Chooser:
         self._fleet = fleet
         self._asked = asked
         self.until_ms = fleet.until_ms
+        self._held_since: int | None = None
 
     def consult(self) -> Coroutine[None, None, None] | None:
         return None if self._fleet.consult is None else self._fleet.consult()
 
     def decide(
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
-    ) -> Routed | Turned:
+    ) -> Routed | Turned | Queued:
         fleet = self._fleet
         fleet.fail_at("decide")
         if fleet.turned is not None:
             return fleet.turned
         fleet.decisions += 1
+        full = False
         for node, endpoint in fleet.order:
             key = at(endpoint, node)
             if key in tried or key in refused:
                 continue
-            fleet.open_seqs.add(fleet.decisions)
+            if list(fleet.open_seqs.values()).count(endpoint) >= fleet.room.get(endpoint, 1_000):
+                full = True
+                continue
+            fleet.open_seqs[fleet.decisions] = endpoint
             return Routed(
                 decision_id=f"d{fleet.decisions}",
                 at=key,
@@ -172,15 +189,34 @@ class Chooser:
                 load_ms=0.0,
                 ect_ms=200.0,
                 service_ms=100.0,
+                held_ms=None if self._held_since is None else now - self._held_since,
             )
-        return Turned(decision_id="none", status=502, code="tried")
+        return self._full(now) if full else Turned(decision_id="none", status=502, code="tried")
+
+    def _full(self, now: int) -> Turned | Queued:
+        turned = Turned(decision_id="full", status=429, code="queue_full", retry_after_s=7)
+        if self._fleet.hold_ms is None:
+            return turned
+        if self._held_since is None:
+            self._held_since = now
+        waiting = Waiting(
+            ticket=id(self),
+            request_class=RequestClass.INTERACTIVE,
+            caller=self._asked.caller,
+            kind="m",
+            seconds=1.0,
+            body_bytes=self._asked.body_bytes,
+            since_ms=self._held_since,
+            deadline_ms=now + 600_000,
+        )
+        return Queued(waiting=waiting, until_ms=self._held_since + self._fleet.hold_ms, turned=turned)
 
     def first_token(self, seq: int) -> None:
         self._fleet.fail_at("first_token")
         assert seq in self._fleet.open_seqs
 
     def finish(self, seq: int) -> None:
-        self._fleet.open_seqs.remove(seq)
+        del self._fleet.open_seqs[seq]
 
     fail = finish
 
@@ -280,6 +316,8 @@ class Relay:
         """Nothing is left in hand."""
         assert not self.wiring.in_hand
         assert not self.fleet.open_seqs
+        assert not self.wiring.holding
+        assert not self.wiring.silence
         assert self.buffered.held == 0
 
 
@@ -306,6 +344,7 @@ def build(
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
         in_hand=Hands(clock),
+        holding=Holding(Hold(PlacementPolicy()), clock.boot_ms),
         first_bytes=first_bytes or NobodyAsks(),
     )
     return Relay(

@@ -229,7 +229,7 @@ def test_silence_past_the_first_byte_limit_is_a_failover_then_504() -> None:
     run = Run(policy=ExchangePolicy(attempts=1)).sent()
     assert run.machine.deadline == 10_000
     actions = run.tell(ev.TimePassed(), at=10_000)
-    assert actions[-1] == ev.Reply(status=504, code="upstream_timeout", retry_after_s=None)
+    assert ev.Reply(status=504, code="upstream_timeout", retry_after_s=None) in actions
 
 
 def test_the_byte_wins_against_an_abandon_that_is_handled_later() -> None:
@@ -322,6 +322,108 @@ def test_stopping_tells_the_truth_before_and_after_commit() -> None:
     assert ev.TellError(code="shutting_down") in Run().streaming().tell(ev.ShuttingDown())
 
 
+def test_a_missed_first_byte_moves_on_first_and_casts_doubt_on_its_endpoint_then() -> None:
+    run = Run()
+    run.tell(ev.Decided(target=target()))
+    run.tell(ev.Connected(attempt=1), at=500)
+    actions = run.tell(ev.TimePassed(), at=10_500)
+    assert kinds(actions) == ["CancelUpstream", "EndAttempt", "Decide", "DoubtEndpoint"]
+    assert actions[-1] == ev.DoubtEndpoint(endpoint=key("a"), since_ms=500)
+
+
+def test_a_peers_silence_counts_from_when_it_asked_for_the_body() -> None:
+    run = Run().dialled(peer=True)
+    run.tell(ev.Connected(attempt=1))
+    run.tell(ev.Continued(attempt=1), at=700)
+    assert run.tell(ev.TimePassed(), at=10_700)[-1] == ev.DoubtEndpoint(endpoint=key("a"), since_ms=700)
+
+
+def test_who_waits_where_nobody_is_heard_moves_on_and_an_answer_under_way_does_not() -> None:
+    run = Run().sent()
+    assert kinds(run.tell(ev.EndpointFellSilent())) == ["CancelUpstream", "EndAttempt", "Decide"]
+    assert (run.outcomes()[0].cause, run.outcomes()[0].fault) == (Cause.SILENT, True)
+    for other in (Run(), Run().dialled(), Run().streaming()):
+        assert other.tell(ev.EndpointFellSilent()) == []
+    spent = Run(policy=ExchangePolicy(attempts=1)).sent()
+    assert spent.tell(ev.EndpointFellSilent())[-1] == ev.Reply(
+        status=504, code="upstream_timeout", retry_after_s=None
+    )
+
+
+FULL = ev.TurnedAway(status=429, code="queue_full", retry_after_s=3)
+
+
+def queued(until_ms: int = 60_000) -> ev.Queued:
+    return ev.Queued(until_ms=until_ms, turned=FULL)
+
+
+def test_a_held_request_decides_again_when_it_is_woken() -> None:
+    run = Run()
+    assert run.tell(queued()) == []
+    assert (run.machine.state, run.machine.deadline) == (State.HELD, 60_000)
+    assert run.tell(ev.Woken()) == [ev.Decide(tried=frozenset(), refused=frozenset(), attempt=1)]
+    assert run.tell(queued()) == []
+    run.tell(ev.Woken())
+    assert kinds(run.tell(ev.Decided(target=target()))) == ["Dial"]
+    assert run.machine.deadline == 2_000
+
+
+def test_who_is_held_too_long_is_turned_away() -> None:
+    run = Run()
+    run.tell(queued(5_000))
+    assert run.tell(ev.TimePassed(), at=4_999) == []
+    assert run.tell(ev.TimePassed(), at=5_000) == [ev.Reply(status=429, code="queue_full", retry_after_s=3)]
+    assert run.machine.state is State.REFUSED
+
+
+def test_a_client_that_leaves_while_held_ends_no_attempt() -> None:
+    run = Run()
+    run.tell(queued())
+    assert run.tell(ev.ClientGone()) == []
+    assert (run.machine.state, run.machine.deadline) == (State.CANCELLED, None)
+
+
+def test_a_stop_is_told_to_who_is_held() -> None:
+    run = Run()
+    run.tell(queued())
+    assert run.tell(ev.ShuttingDown()) == [ev.Reply(status=503, code="shutting_down", retry_after_s=None)]
+
+
+def test_a_failed_request_that_is_held_in_vain_is_told_429_and_no_bad_gateway() -> None:
+    run = Run().sent()
+    run.lost()
+    run.tell(queued(5_000))
+    assert run.tell(ev.TimePassed(), at=5_000)[-1] == ev.Reply(status=429, code="queue_full", retry_after_s=3)
+    run = Run().sent()
+    run.lost()
+    assert run.tell(FULL) == [ev.Reply(status=429, code="queue_full", retry_after_s=3)]
+
+
+def test_after_a_wait_a_refusal_is_old_news_and_another_one_is_spared() -> None:
+    run = Run()
+    for name in "ab":
+        run.dialled(name, peer=True)
+        run.tell(ev.Connected(attempt=run.machine.attempt))
+        actions = run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="queue_full"))
+        assert actions[-1].refused == {key(name)}
+        run.tell(queued())
+        assert run.tell(ev.Woken())[-1].refused == frozenset()
+    assert run.machine.dispatches == 0
+
+
+def test_refusals_are_not_spared_for_ever() -> None:
+    run = Run(policy=ExchangePolicy(refusals=2))
+    for _ in range(5):
+        run.dialled(peer=True)
+        run.tell(ev.Connected(attempt=run.machine.attempt))
+        run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="queue_full"))
+        run.tell(queued())
+        run.tell(ev.Woken())
+    assert run.machine.state is State.FAILED
+    assert run.machine.attempt == 5
+    assert run.actions[-1] == ev.Reply(status=429, code="queue_full", retry_after_s=None)
+
+
 def test_the_first_byte_limit_follows_prediction_above_its_floor() -> None:
     def limit(**told: float) -> int:
         return first_byte_limit_ms(**({"ttft_ms": 0, "load_ms": 0, "ect_ms": 0, "stream": True} | told))
@@ -337,7 +439,7 @@ EVENTS = st.one_of(
     st.builds(
         lambda name, peer: ev.Decided(target=target(name, peer=peer)), st.sampled_from("abcd"), st.booleans()
     ),
-    st.just(ev.TurnedAway(status=503, code="unreachable")),
+    st.sampled_from((ev.TurnedAway(status=503, code="unreachable"), FULL, queued(30_000), ev.Woken())),
     st.builds(ev.Connected, attempt=ATTEMPT),
     st.builds(ev.Continued, attempt=ATTEMPT),
     st.builds(ev.HeadReceived, attempt=ATTEMPT, status=st.sampled_from((200, 204, 302))),
@@ -354,6 +456,7 @@ EVENTS = st.one_of(
     st.builds(ev.Lost, attempt=ATTEMPT, cause=st.sampled_from(Cause), stale=st.booleans()),
     st.sampled_from(
         (
+            ev.EndpointFellSilent(),
             ev.NodeSuspected(),
             ev.NodeRecovered(),
             ev.NodeGone(),
@@ -389,5 +492,5 @@ def test_every_attempt_has_one_outcome_and_every_request_at_most_one_reply(
         assert "Dial" not in after
         assert "Reply" not in after
     assert run.machine.dispatches <= POLICY.attempts
-    assert names.count("Dial") <= POLICY.attempts + 1 + POLICY.refused_connects
+    assert names.count("Dial") <= POLICY.attempts + 1 + POLICY.refused_connects + POLICY.refusals
     assert sum(each.fault for each in run.outcomes() if each.result is ev.Result.CANCELLED) == 0

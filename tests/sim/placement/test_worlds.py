@@ -89,7 +89,16 @@ def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request():
     healthy = replace(frozen, frozen=())
     assert played(frozen, "pair-1.0").makespan_s - played(healthy, "pair-1.0").makespan_s >= 110.0
     ours = played(frozen, "balanced")
-    assert (ours.failed, ours.leaks) == (0, 0)
+    assert (ours.failed, ours.leaks, ours.retries) == (0, 0, 0)
+    assert ours.makespan_s <= 2.1 * played(healthy, "balanced").makespan_s
+
+
+def test_a_burst_beyond_all_room_waits_in_the_router_and_nobody_is_sent_away():
+    healthy = replace(read_scenario("frozen"), frozen=())
+    burst = replace(healthy, load=replace(healthy.load, requests=40))
+    result = played(burst, "balanced")
+    assert (result.failed, result.retries, result.refusals, result.leaks) == (0, 0, 0, 0)
+    assert result.makespan_s == pytest.approx(5 / 3 * played(healthy, "balanced").makespan_s, rel=0.05)
 
 
 def test_a_request_that_got_no_answer_makes_the_whole_as_long_as_its_patience():

@@ -1,0 +1,66 @@
+"""What becomes of a request that the fleet has no room for: shed, held, or refused.
+
+Rules: only ``background`` is ever shed, before it was held or dispatched, by a lot that its seed draws; a request is
+held exactly if some row would serve it but for being full, whatever failed it before. Refuses to rank rows, and to
+keep what is held.
+"""
+
+from hashlib import blake2b
+
+from router_core.placement.admission import shed_share
+from router_core.placement.decision import HoldTerms
+from router_core.placement.eligibility import targets_of
+from router_core.placement.fleet import Fleet
+from router_core.placement.reasons import Action, Reason
+from router_core.placement.request import PlacementRequest, RequestClass
+from router_core.placement.survey import Survey
+from router_core.policy.placement import PlacementPolicy
+
+_LOTS = 2.0**64
+
+
+def is_shed(request: PlacementRequest, seen: Survey, policy: PlacementPolicy, seed: bytes) -> bool:
+    """Whether saturation (the least wait and load in units of the target) turns the request away although rows are
+    left."""
+    if (
+        request.hints.request_class is not RequestClass.BACKGROUND
+        or request.attempt > 1
+        or request.held_since_ms is not None
+        or not seen.scored
+    ):
+        return False
+    least_s = min([scored.est.wait + scored.est.load for scored in seen.scored])
+    lot = int.from_bytes(blake2b(seed, digest_size=8, person=b"shed").digest()) / _LOTS
+    return lot < shed_share(least_s / seen.need.ttft_s, policy)
+
+
+def without_row(
+    request: PlacementRequest, seen: Survey, fleet: Fleet, policy: PlacementPolicy, now: int
+) -> tuple[Action, Reason, HoldTerms | None]:
+    """What is done if no row is left, and why."""
+    if seen.invalid:
+        return Action.REJECT, Reason.MODEL_NAME_INVALID, None
+    full = [
+        gone.row
+        for gone in seen.excluded
+        if gone.reason is Reason.QUEUE_FULL and gone.row.key not in request.tried
+    ]
+    if not full:
+        return Action.REJECT, max(seen.counts, key=_order, default=Reason.MODEL_ABSENT), None
+    need = seen.need
+    since_ms = now if request.held_since_ms is None else request.held_since_ms
+    until_ms = min(since_ms + targets_of(request.hints.request_class, policy).hold_ms, need.until_ms)
+    if until_ms <= now or (
+        request.held_since_ms is None and not fleet.live.hold.has_room(request.body_bytes)
+    ):
+        return Action.REJECT, Reason.QUEUE_FULL, None
+    seconds = min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in full])
+    return (
+        Action.QUEUE,
+        Reason.QUEUE_FULL,
+        HoldTerms(since_ms=since_ms, until_ms=until_ms, deadline_ms=need.until_ms, seconds=seconds),
+    )
+
+
+def _order(reason: Reason) -> int:
+    return reason.order

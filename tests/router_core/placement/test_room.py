@@ -1,0 +1,182 @@
+"""What becomes of requests that find no room: ceilings by class, holding, shedding, and honest refusals."""
+
+from msgspec.structs import replace
+
+from router_core.placement.fleet import Live
+from router_core.placement.ingress import IngressAsk, admit
+from router_core.placement.reasons import Action, Cause, Reason
+from router_core.placement.replay import replay
+from router_core.placement.request import Hints, PlacementRequest, RequestClass
+from tests.support.fleets import ALL_DIALECTS, NOW, POLICY, a_fleet, a_ledger, a_request, a_row, decided
+
+INTERACTIVE, BATCH, BACKGROUND = RequestClass
+FULL = {"in_flight": 4, "queued": 8}
+
+
+class Holder:
+    """A hold queue with room for bodies up to ``room`` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def has_room(self, body_bytes: int) -> bool:
+        return body_bytes <= self.room
+
+
+def of_class(request_class: RequestClass, request_id: str = "r", **over: object) -> PlacementRequest:
+    hints = Hints(request_class=request_class, **over)
+    return replace(a_request(request_id=request_id), hints=hints)
+
+
+def held_at(room: int = 1_000_000) -> Live:
+    return Live(ledger=a_ledger(), hold=Holder(room))
+
+
+def test_the_lower_the_class_the_less_of_an_endpoint_it_may_fill():
+    most = {}
+    for request_class in RequestClass:
+        fitting = [
+            busy
+            for busy in range(14)
+            if decided(
+                of_class(request_class), a_fleet(a_row(in_flight=min(4, busy), queued=max(0, busy - 4)))
+            ).action
+            is Action.ROUTE
+        ]
+        assert fitting == list(range(len(fitting)))
+        most[request_class] = len(fitting)
+    assert most == {INTERACTIVE: 12, BATCH: 11, BACKGROUND: 9}
+
+
+def test_any_class_may_use_an_endpoint_of_one_place():
+    for request_class in RequestClass:
+        row = a_row(slots=1, ceiling=1)
+        assert decided(of_class(request_class), a_fleet(row)).action is Action.ROUTE
+        busy = decided(of_class(request_class), a_fleet(replace(row, in_flight=1)))
+        assert busy.reason is Reason.QUEUE_FULL
+
+
+def test_the_ingress_keeps_the_same_reserve():
+    ledger = a_ledger()
+    fleet = a_fleet(
+        replace(a_row("me", is_self=True), node_id=a_fleet().node_id, key=f"{a_fleet().node_id}/llamacpp"),
+        live=Live(ledger=ledger),
+    )
+    causes = {request_class: [] for request_class in RequestClass}
+    for _ in range(12):
+        for request_class in RequestClass:
+            ask = IngressAsk(
+                endpoint="llamacpp",
+                model="tiny",
+                dialect=ALL_DIALECTS,
+                resident=True,
+                wait_ms=10**9,
+                left_ms=10**9,
+                request_class=request_class,
+            )
+            causes[request_class].append(admit(ask, fleet, NOW))
+        ledger.local.start("llamacpp", 1.0, NOW)
+    assert [causes[each].count(Cause.QUEUE_FULL) for each in RequestClass] == [0, 1, 3]
+
+
+def test_full_rows_alone_are_a_reason_to_wait_if_there_is_where():
+    fleet = a_fleet(a_row("a", **FULL), a_row("b", down="gone"), live=held_at())
+    decision = decided(a_request(), fleet)
+    assert (decision.action, decision.reason, decision.chosen) == (Action.QUEUE, Reason.QUEUE_FULL, None)
+    assert decision.hold is not None
+    assert (decision.hold.since_ms, decision.hold.until_ms, decision.hold.deadline_ms) == (
+        NOW,
+        NOW + 60_000,
+        NOW + 600_000,
+    )
+    assert decision.retry_after_s is not None
+    assert decision.record.action is Action.QUEUE
+    refused = decided(a_request(), a_fleet(a_row("a", **FULL), live=held_at(-1)))
+    assert (refused.action, refused.reason, refused.hold) == (Action.REJECT, Reason.QUEUE_FULL, None)
+    assert refused.reason.status == 429
+    assert refused.retry_after_s is not None
+
+
+def test_the_work_of_a_held_request_counts_as_where_it_is_done_fastest():
+    slow, fast = a_row("a", pp=100.0, tg=5.0, **FULL), a_row("b", pp=1_000.0, tg=50.0, **FULL)
+    decision = decided(a_request(), a_fleet(slow, fast, live=held_at()))
+    need = decision.evidence.need
+    assert decision.hold is not None
+    assert decision.hold.seconds == need.prompt / 1_000.0 + need.output / 50.0
+
+
+def test_nobody_is_held_longer_than_its_class_or_its_deadline_allows():
+    fleet = a_fleet(a_row("a", **FULL), live=held_at())
+    for request_class, hold_ms in ((INTERACTIVE, 60_000), (BATCH, 900_000), (BACKGROUND, 1_800_000)):
+        terms = decided(of_class(request_class), fleet).hold
+        assert terms is not None
+        assert terms.until_ms == NOW + hold_ms
+    hurried = decided(of_class(BATCH, deadline_ms=5_000), fleet).hold
+    assert hurried is not None
+    assert hurried.until_ms == NOW + 5_000
+
+
+def test_who_is_held_keeps_its_place_and_its_time_whatever_room_there_is():
+    fleet = a_fleet(a_row("a", **FULL), live=held_at(-1))
+    again = decided(replace(a_request(), held_since_ms=NOW - 20_000), fleet)
+    assert again.hold is not None
+    assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 40_000)
+    late = decided(replace(a_request(), held_since_ms=NOW - 60_000), fleet)
+    assert (late.action, late.reason) == (Action.REJECT, Reason.QUEUE_FULL)
+
+
+def test_what_failed_a_request_before_does_not_hide_that_the_rest_is_only_full():
+    tried, full = a_row("a"), a_row("b", **FULL)
+    for hold, action in ((held_at(), Action.QUEUE), (Live(ledger=a_ledger()), Action.REJECT)):
+        request = replace(a_request(), attempt=2, tried=frozenset({tried.key}))
+        decision = decided(request, a_fleet(tried, full, live=hold))
+        assert (decision.action, decision.reason, decision.reason.status) == (action, Reason.QUEUE_FULL, 429)
+
+
+def test_nobody_waits_for_an_endpoint_that_failed_it_already():
+    full = a_row("a", **FULL)
+    request = replace(a_request(), attempt=2, tried=frozenset({full.key}))
+    decision = decided(request, a_fleet(full, live=held_at()))
+    assert decision.action is Action.REJECT
+
+
+def saturated(saturation: float) -> float:
+    """Outstanding seconds of a row of four slots whose wait is this part of the background target."""
+    return 4.0 * (saturation * POLICY.background.ttft_s + 0.5)
+
+
+def shed(request_class: RequestClass, saturation: float, count: int = 400) -> float:
+    fleet = a_fleet(a_row("a", in_flight=4, work_s=saturated(saturation)), m_r=1.0)
+    decisions = [decided(of_class(request_class, f"r{number}"), fleet) for number in range(count)]
+    for decision in decisions:
+        if decision.action is Action.SHED:
+            assert (decision.reason, decision.reason.status, decision.chosen) == (Reason.SHED, 429, None)
+            assert decision.retry_after_s == 60
+    return sum(decision.action is Action.SHED for decision in decisions) / count
+
+
+def test_background_is_shed_in_proportion_to_saturation_and_nothing_else_is():
+    assert shed(BACKGROUND, 0.79) == 0.0
+    assert 0.4 < shed(BACKGROUND, 1.0) < 0.6
+    assert shed(BACKGROUND, 1.21) == 1.0
+    for request_class in (INTERACTIVE, BATCH):
+        assert shed(request_class, 1.21) == 0.0
+
+
+def test_the_same_request_is_shed_again_and_its_record_tells_of_it():
+    fleet = a_fleet(a_row("a", in_flight=4, work_s=saturated(1.0)), m_r=1.0)
+    told = [[decided(of_class(BACKGROUND, f"r{number}"), fleet).action for number in range(40)] for _ in "ab"]
+    assert told[0] == told[1]
+    assert set(told[0]) == {Action.SHED, Action.ROUTE}
+    record = decided(of_class(BACKGROUND, f"r{told[0].index(Action.SHED)}"), fleet).record
+    assert (record.full, record.chosen, record.margin, record.alternatives) == (True, None, None, ())
+    assert [candidate.est.wait for candidate in record.candidates] == [POLICY.background.ttft_s]
+    assert replay(record, POLICY) == record
+
+
+def test_who_was_held_or_dispatched_is_not_shed_any_more():
+    fleet = a_fleet(a_row("a", in_flight=4, work_s=saturated(1.21)), m_r=1.0)
+    request = of_class(BACKGROUND)
+    assert decided(request, fleet).action is Action.SHED
+    assert decided(replace(request, held_since_ms=NOW - 1_000), fleet).action is Action.ROUTE
+    assert decided(replace(request, attempt=2), fleet).action is Action.ROUTE
