@@ -167,7 +167,8 @@ class Courier:
         self._hear(ev.Continued(attempt=self._machine.attempt))
 
     def head(self, status: int, headers: Headers, length: int | None) -> None:
-        attempt = self._now_at()
+        attempt = self._attempt
+        assert attempt is not None
         attempt.heard_head(status, headers, length, self._tick())
         if attempt.peer and (state := attempt.heard_peer(headers)) is not None:
             self._w.heard_state(*state)
@@ -181,7 +182,8 @@ class Courier:
             self._upstream.send_no_body()
 
     def data(self, data: bytes, ended: bool) -> None:
-        attempt = self._now_at()
+        attempt = self._attempt
+        assert attempt is not None
         if ended:
             self._upstream = None
         now = self._tick()
@@ -349,9 +351,10 @@ class Courier:
         self._step(ev.Connected(attempt=self._machine.attempt))
 
     def _send(self, _action: ev.SendRequest) -> None:
-        routed, upstream, attempt = self._routed, self._upstream, self._now_at()
+        routed, upstream, attempt = self._routed, self._upstream, self._attempt
         assert routed is not None
         assert upstream is not None
+        assert attempt is not None
         attempt.sent_ms = self._now
         if self._asked.is_work:
             self._w.silence.sent(routed.at, self)
@@ -375,8 +378,9 @@ class Courier:
             self._upstream.send_body(attempt.body)
 
     def _commit(self, _action: ev.Commit) -> None:
-        routed, attempt = self._routed, self._now_at()
+        routed, attempt = self._routed, self._attempt
         assert routed is not None
+        assert attempt is not None
         self._first_byte_ms = self._flowing_ms = self._now
         self._status = attempt.status
         self._release_body()
@@ -432,8 +436,9 @@ class Courier:
             upstream.abort()
 
     def _end_attempt(self, action: ev.EndAttempt) -> None:
-        outcome, routed, attempt = action.outcome, self._routed, self._now_at()
+        outcome, routed, attempt = action.outcome, self._routed, self._attempt
         assert routed is not None
+        assert attempt is not None
         attempt.waited()
         self._w.silence.ended(routed.at, self)
         if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):

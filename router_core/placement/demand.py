@@ -8,6 +8,7 @@ what a request holds.
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -62,6 +63,7 @@ class Demand:
         return math.exp(-max(0, now - asked.at_ms) / self._tau_ms)
 
 
+@lru_cache(maxsize=1024)
 def demand_key(digest: bytes | None, name: str) -> Id8:
     """How ``demand`` names a model."""
     return Id8(hashlib.sha256(digest if digest is not None else name.encode()).digest()[:8])
