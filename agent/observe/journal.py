@@ -196,16 +196,14 @@ class Journal:
         return items
 
     def _write(self, items: list[Item]) -> int:
-        rows = [
-            row_of(record) for record in {r.id: r for r in items if isinstance(r, DecisionRecord)}.values()
-        ]
+        records = {record.id: record for record in items if isinstance(record, DecisionRecord)}.values()
         audit = [
             AuditRow(at_ms=line.at_ms, event=line.event, body=msgspec.msgpack.encode(line.facts))
             for line in items
             if isinstance(line, AuditLine)
         ]
-        count = len(rows) + len(audit)
-        if count and self._guarded(lambda: self._file.write(rows, audit)):
+        count = len(records) + len(audit)
+        if count and self._guarded(lambda: self._file.write(map(row_of, records), audit)):
             self.written += count
         elif count:
             self.lost += count

@@ -8,7 +8,8 @@ a daemon that starts. Knows bytes and columns, not what a decision is.
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,9 @@ KEPT_MS: Final = 7 * 24 * 3_600_000
 AUDIT_ROWS: Final = 10_000
 TRIM_SHARE: Final = 10
 _WAL_BYTES: Final = 4 * limits.MIB
+_ROWS_AT_ONCE: Final = 64
+"""Rows of one statement. Each statement hands the interpreter to the other threads and has to win it back: a row at a
+time would keep the event loop waiting as often as it serves requests."""
 
 _TABLES: Final = """
 create table if not exists decisions (
@@ -76,14 +80,15 @@ class JournalFile:
             db, self._db = self._db, None
             db.close()
 
-    def write(self, rows: Sequence[Row], audit: Sequence[AuditRow]) -> None:
+    def write(self, rows: Iterable[Row], audit: Sequence[AuditRow]) -> None:
         """One transaction; a decision already there by id is replaced."""
         db = self._open_db()
         with db:
-            db.executemany(
-                "insert or replace into decisions values (?, ?, ?, ?, ?, ?, ?, ?)",
-                [astuple(row) for row in rows],
-            )
+            rest = iter(rows)
+            while part := list(islice(rest, _ROWS_AT_ONCE)):
+                places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
+                values = [value for row in part for value in astuple(row)]
+                db.execute(f"insert or replace into decisions values {places}", values)
             db.executemany(
                 "insert into audit (at_ms, event, body) values (?, ?, ?)",
                 [(a.at_ms, a.event, a.body) for a in audit],
