@@ -136,9 +136,9 @@ class Careless:
         self._inner = inner
         self._leak = leak
 
-    def learn(self, report: AttemptReport) -> object:
+    def lesson_of(self, report: AttemptReport) -> object:
         self._leak(report.head.decode(errors="replace"))
-        return self._inner.learn(report)
+        return self._inner.lesson_of(report)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
