@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from agent import __version__
+from agent.admin.drain_verbs import drain_verbs
 from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
 from agent.admin.trust_verbs import trust_verbs
@@ -37,7 +38,9 @@ from agent.mesh.discovery import Discovery, own_addresses
 from agent.mesh.door import Door
 from agent.mesh.driver import Driver, Told
 from agent.mesh.shelf import MeshShelf
+from agent.node.draining import Drains
 from agent.node.dry_run import DryRuns
+from agent.node.endpoints import OwnEndpoints
 from agent.node.gate import Gate
 from agent.node.learning import Learning, open_store
 from agent.node.listening import bind_all, shown
@@ -48,6 +51,7 @@ from agent.node.own_work import own_work
 from agent.node.picture import NodePicture
 from agent.node.placing import Placing
 from agent.node.recalling import Recalling
+from agent.node.reloading import ENDPOINTS, Reloading, manifest_faults
 from agent.node.showing import Showing, placer_of
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.node.targets import NodeTargets
@@ -98,7 +102,7 @@ from router_core.placement.holding import Holding
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint as PlacedAt
 from router_core.placement.sessions import Sessions
-from router_core.policy.authority import AuthorityMode
+from router_core.policy.authority import AuthorityMode, AuthorityPolicy
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
@@ -124,6 +128,10 @@ def mesh_policy(mesh: MeshSettings) -> MeshPolicy:
         audit_s=mesh.audit_ms // 1_000,
         audit_far_s=mesh.audit_far_ms // 1_000,
     )
+
+
+def _session_headers(policy: PlacementPolicy) -> frozenset[bytes]:
+    return frozenset(name.encode("ascii") for name in policy.session_headers)
 
 
 class MeshCrypto:
@@ -158,6 +166,8 @@ class Assembly:
         self.faults: list[str] = []
         self.sockets: dict[str, tuple[socket.socket, ...]] = {}
         self.addresses: tuple[Address, ...] = ()
+        self.reload = asyncio.Event()
+        """Set to have the config folder read again."""
 
     def bind(self) -> None:
         """Take the ports; raises ``RefuseToStart``."""
@@ -273,12 +283,11 @@ class Assembly:
             clock=clock,
             journal=self.journal,
             metrics=self.decisions,
-            authority=self._authority(),
+            authority=self._authority(self.policy.authority),
             demand=self.demand,
         )
 
-    def _authority(self) -> Authority | None:
-        policy = self.policy.authority
+    def _authority(self, policy: AuthorityPolicy) -> Authority | None:
         if policy.mode is AuthorityMode.OFF:
             return None
         token = self._credential(policy.credential) if policy.credential is not None else None
@@ -286,6 +295,15 @@ class Assembly:
             return Authority(policy, token=token, clock=self.clock, log=self.log)
         except LocalMisuse as misuse:
             raise RefuseToStart("credential_unusable", f"{policy.credential}: {misuse}") from None
+
+    def _swap_policy(self, policy: PlacementPolicy) -> None:
+        """Put ``policy`` in force, whole. Raises ``RefuseToStart`` and changes nothing if its authority cannot be had."""
+        if policy.authority != self.policy.authority:
+            self.placing.authority = self._authority(policy.authority)
+        for front in self.api_fronts:
+            front.name_sessions(_session_headers(policy))
+        self.policy = self.hold.policy = policy
+        self.viewing.adopt(policy)
 
     def _policy(self) -> PlacementPolicy:
         read = load_policy(self.folders.config)
@@ -324,10 +342,7 @@ class Assembly:
         )
 
     def _build_engines(self) -> None:
-        read = read_manifests(self.folders.config / "endpoints")
-        for fault in read.faults:
-            self._fault(f"endpoints/{fault}")
-            self.log.error("manifest.refused", file=fault.file, key=fault.key, problem=fault.problem)
+        read = read_manifests(self.folders.config / ENDPOINTS)
         self.engines = EngineWatch(
             read.manifests,
             clock=self.clock,
@@ -337,6 +352,22 @@ class Assembly:
             read_credential=self._credential,
             ports=LOOPBACK_PORTS if self.settings.autodetect else (),
         )
+        self.drains = Drains(
+            endpoints=self.engines.endpoints,
+            in_flight=self.work.in_flight,
+            cut=self._cut_off,
+            changed=lambda: self.speaking.speak(),
+            clock=self.clock,
+        )
+        self.reloading = Reloading(
+            self.folders.config,
+            current=lambda: self.viewing.fleet.policy,
+            swap=self._swap_policy,
+            endpoints=OwnEndpoints(self.engines, self.drains, read_credential=self._credential, log=self.log),
+            now=self.reload,
+            log=self.log,
+        )
+        self.reloading.tell(manifest_faults(read))
         self.dispatch = DispatchRate(self.clock)
         self.speaking = Speaking(
             Sources(
@@ -348,6 +379,7 @@ class Assembly:
                 demand=lambda: self.demand.rows(self.clock.boot_ms()),
                 leaving=self.leaving,
                 reserved_mib=lambda: self.residency.reserved_mib,
+                drains=self.drains,
             ),
             Listeners(view=self._said, mesh=self._told_mesh, work=self._report_work),
             self.work,
@@ -419,6 +451,7 @@ class Assembly:
             roll=self.ingress_roll,
         )
         self.acceptors: dict[str, Acceptor] = {}
+        self.api_fronts: list[ApiFront] = []
         for sock in self.sockets.get("api.listen", ()):
             api_front = ApiFront(
                 wiring=wiring,
@@ -427,8 +460,9 @@ class Assembly:
                 phase=lambda: self.phase,
                 doors=Doors.of(sock.getsockname()[:2], api.hosts, api.origins),
                 roll=self.api_roll,
-                session_headers=frozenset(name.encode("ascii") for name in self.policy.session_headers),
+                session_headers=_session_headers(self.policy),
             )
+            self.api_fronts.append(api_front)
             make = partial(ServerConnection, api_front, clock, dates, buffered)
             self.acceptors[shown(sock)] = Acceptor(sock, make, self.api_roll)
         self.refused = Counter(
@@ -536,14 +570,18 @@ class Assembly:
                     board=self.board,
                     mesh=lambda: self.machine.picture(self.clock.boot_ms()),
                     addresses=self.shown_addresses,
-                    faults=lambda: tuple(self.faults),
+                    faults=lambda: (*self.faults, *self.reloading.faults),
                     policy=lambda: self.viewing.fleet.policy,
+                    drains=self.drains.docs,
                     clock=self.clock,
                 ),
                 decisions=Recalling(self.placing, self.journal, self.observing.settle),
                 dry_runs=DryRuns(self.placing, new_rng()),
                 exposition=self.registry,
-                verbs=trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),
+                verbs={
+                    **trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),
+                    **drain_verbs(self.drains, self.engines.endpoints, self.journal),
+                },
                 log=self.log,
             ),
             hosts=self.settings.api.hosts,
@@ -587,6 +625,10 @@ class Assembly:
     def _report_work(self, endpoint: str, in_flight: int, began: bool) -> None:
         if endpoint in self.engines.endpoints():
             self.engines.report_work(endpoint, in_flight, began=began)
+
+    def _cut_off(self, endpoint: str) -> None:
+        for request in tuple(self.wiring.in_hand):
+            request.cut_off(f"{self.own.node_id}/{endpoint}")
 
     def _said(self, static: Static, volatile: Volatile) -> None:
         self.viewing.said(static, volatile, OWN_DUE_MS)

@@ -101,7 +101,7 @@ class Daemon:
         report_loop(self._node.log, asyncio.get_running_loop())
         with contextlib.ExitStack() as bound:
             bound.callback(self._node.close_sockets)
-            signals = Signals(reload=lambda: self._node.log.info("reload.nothing"))
+            signals = Signals(reload=self._node.reload.set)
             bound.enter_context(signals.caught())
             self._node.bind()
             await self._node.build()
@@ -127,6 +127,7 @@ class Daemon:
             "mesh": node.driver.run(),
             "sampler": node.sampler.run(),
             "profiles": node.learning.run(),
+            "config": node.reloading.run(),
             "ingress tick": node.ingress_roll.run(),
             "residency": node.residency.run(),
             "discovery": node.discovery.run(partial(announced_addresses, settings.mesh.listen)),

@@ -94,6 +94,16 @@ class PolicyDoc(Struct, frozen=True, kw_only=True):
     hash: str
 
 
+class DrainDoc(Struct, frozen=True, kw_only=True):
+    """What takes nothing new: ``endpoint``, or the whole node if None. ``stage`` is ``active``, ``draining`` or
+    ``drained``; ``in_flight`` are the requests still there."""
+
+    endpoint: str | None
+    stage: str
+    in_flight: int
+    why: str = ""
+
+
 class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
@@ -111,6 +121,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     isolated: bool = False
     policy: PolicyDoc | None = None
+    drains: tuple[DrainDoc, ...] = ()
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ membership are the membership's; this only says in words why it refused.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Protocol, TypeVar
+from typing import Annotated, Any, Final, Protocol
 
-import msgspec
 from msgspec import Meta, Struct
 
+from agent.admin.arguments import Audit, typed
 from agent.admin.documents import RosterDoc, names_of
 from agent.admin.ports import VerbRefused, Verbs
 from agent.identity.member_file import MOST
@@ -18,8 +18,6 @@ from router_core.ids import MeshId, NodeId, NodeName, node_id_of, short_id
 from router_core.record.state import Address, Role
 from router_core.trust.roster import Entry
 from router_core.trust.statements import FULL_MEMBER
-
-T = TypeVar("T", bound=Struct)
 
 _ADD_REFUSALS: Final = {
     AddCode.MALFORMED: "this is not a member file: make one with 'pairmesh trust export'",
@@ -58,11 +56,6 @@ class MembershipPort(Protocol):
     async def remove(self, ref: str) -> Removed: ...
 
 
-class Audit(Protocol):
-    def audit(self, event: str, **facts: str | int | bool | None) -> None:
-        """Keep one line about a change."""
-
-
 class AddArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``roles`` empty means all a full member has."""
 
@@ -87,16 +80,16 @@ def trust_verbs(
     """The verbs over ``membership``; ``addresses`` are where this node can be dialled now."""
 
     async def listed(arguments: dict[str, Any]) -> dict[str, Any]:
-        _typed(arguments, NoArguments)
+        typed(arguments, NoArguments)
         members = [_line(entry) for entry in membership.entries()]
         return {"own": own, "name": membership.name, "mesh": membership.mesh_id.hex(), "members": members}
 
     async def exported(arguments: dict[str, Any]) -> dict[str, Any]:
-        _typed(arguments, NoArguments)
+        typed(arguments, NoArguments)
         return {"id": own, "file": membership.export(addresses()).decode()}
 
     async def added(arguments: dict[str, Any]) -> dict[str, Any]:
-        asked = _typed(arguments, AddArguments)
+        asked = typed(arguments, AddArguments)
         result = await membership.add(asked.file.encode(), asked.id, _role_bits(asked.roles))
         if (why := _ADD_REFUSALS.get(result.code)) is not None:
             raise VerbRefused(result.code.value, why)
@@ -105,7 +98,7 @@ def trust_verbs(
         return {"code": result.code.value, "id": result.node_id, "adopted": result.adopted}
 
     async def removed(arguments: dict[str, Any]) -> dict[str, Any]:
-        result = await membership.remove(_typed(arguments, RemoveArguments).ref)
+        result = await membership.remove(typed(arguments, RemoveArguments).ref)
         if (why := _REMOVE_REFUSALS.get(result.code)) is not None:
             raise VerbRefused(result.code.value, why)
         stored = result.code is RemoveCode.REMOVED
@@ -139,12 +132,3 @@ def _role_bits(names: Sequence[str]) -> int:
             raise VerbRefused("arguments_malformed", f"a role is one of {' '.join(_ROLES)}")
         bits |= _ROLES[name]
     return bits or int(FULL_MEMBER)
-
-
-def _typed(arguments: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(arguments, kind)
-    except msgspec.ValidationError:
-        raise VerbRefused(
-            "arguments_malformed", f"takes {' '.join(kind.__struct_fields__) or 'none'}"
-        ) from None

@@ -15,6 +15,7 @@ VERBS: Final[Mapping[str, str]] = {
     "explain": "say why a request went where it went",
     "doctor": "check folders, settings, ports, engines and members",
     "config": "show or check the settings",
+    "drain": "have an endpoint, or this node, take no new requests",
     "trust": "list, export, add and remove members",
 }
 

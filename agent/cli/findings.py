@@ -141,6 +141,8 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
             yield good("engines", f"{engine.name} ({engine.kind}) is ready with {models}")
             if not engine.models:
                 yield odd("engines", f"{engine.name} offers no model")
+        elif engine.state == "draining":
+            yield odd("engines", f"{engine.name} ({engine.kind}) is draining: it takes no new work")
         else:
             yield bad("engines", f"{engine.name} ({engine.kind}) is {engine.state}")
 

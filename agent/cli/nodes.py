@@ -5,6 +5,7 @@ from typing import Final
 
 from agent.admin.documents import EngineDoc, MemberDoc, StatusDoc
 from agent.cli.columns import UNKNOWN, columns, duration, printable, seconds
+from agent.cli.drain import said
 from router_core.ids import NodeId, short_id
 
 _HEAD: Final = ("NODE", "STATE", "AGE", "LEVEL", "ENGINES", "WARM", "IN FLIGHT", "TOK/S", "LINK")
@@ -24,6 +25,8 @@ def status_text(status: StatusDoc) -> str:
         "",
         *nodes_table(status.members),
     ]
+    if own.drains:
+        lines += ["", *(said(drain) for drain in own.drains)]
     if own.faults:
         lines += ["", *(f"fault: {fault}" for fault in own.faults)]
     return "\n".join(printable(line) for line in lines) + "\n"

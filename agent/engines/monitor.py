@@ -127,6 +127,14 @@ class EndpointMonitor:
             self._stop_listening()
             await self._client.aclose()
 
+    def succeed(self, before: "EndpointMonitor") -> None:
+        """Take over what the relay told the monitor in whose place this one comes."""
+        self._in_flight, self._waiting, self._worked_ms = (
+            before._in_flight,
+            before._waiting,
+            before._worked_ms,
+        )
+
     # What the relay tells.
 
     def report_work(self, in_flight: int, *, began: bool = False) -> None:
@@ -148,7 +156,9 @@ class EndpointMonitor:
 
     def report_heard(self, model: str, sent_ms: int) -> None:
         """That request has got its first byte, or has ended without one."""
-        waiting = self._waiting[model]
+        waiting = self._waiting.get(model, [])
+        if sent_ms not in waiting:
+            return
         waiting.remove(sent_ms)
         if not waiting:
             del self._waiting[model]

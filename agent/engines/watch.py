@@ -1,6 +1,7 @@
 """All endpoints of this node: one monitor per manifest, and one per engine found on a loopback port."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
@@ -18,6 +19,8 @@ from router_core.errors import LocalMisuse
 from router_core.record.state import Dialect
 
 DETECT_EVERY_S = 30.0
+LOOK_S = 2.0
+"""How long a new manifest of an endpoint waits for its first look before it takes over."""
 
 
 class EngineWatch:
@@ -47,6 +50,7 @@ class EngineWatch:
         self._ports = ports
         self._cadence = cadence or Cadence()
         self._monitors: dict[str, EndpointMonitor] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._newest = _Newest(self._monitors)
         for manifest in manifests:
             if manifest.name in self._monitors:
@@ -59,7 +63,7 @@ class EngineWatch:
     def start(self) -> None:
         """Begin to watch. Needs a running event loop."""
         for monitor in self._monitors.values():
-            self._run(monitor)
+            self._running[monitor.status.name] = self._run(monitor)
         if self._ports:
             self._tasks.spawn(self._detect(), "engine detection")
 
@@ -72,41 +76,70 @@ class EngineWatch:
         """Stop watching and close every connection."""
         await self._tasks.aclose()
 
+    async def adopt(self, manifest: Manifest, credential: Credential | None) -> None:
+        """Watch the endpoint of ``manifest``. One of the same name stays in its place until the new one was looked at."""
+        name = manifest.name
+        monitor = self._monitor(manifest, credential, detected=False)
+        running = self._run(monitor)
+        if name in self._monitors:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await monitor.looked.wait()
+        if (before := self._monitors.get(name)) is not None:
+            monitor.succeed(before)
+            self._running[name].cancel()
+        self._monitors[name], self._running[name] = monitor, running
+        self._changed(monitor.status, True)
+
+    def drop(self, name: str) -> None:
+        """Stop watching an endpoint. What is still reported about it is ignored."""
+        monitor = self._monitors.pop(name)
+        self._running.pop(name).cancel()
+        self._changed(monitor.status, True)
+
     def endpoints(self) -> Mapping[str, EndpointStatus]:
         """The newest status of every endpoint, by name, at each look."""
         return self._newest
 
     def report_work(self, endpoint: str, in_flight: int, *, began: bool = False) -> None:
         """Own requests now in the hands of an engine; call it when the number changes or any ``began`` since."""
-        self._monitors[endpoint].report_work(in_flight, began=began)
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_work(in_flight, began=began)
 
     def report_sent(self, endpoint: str, model: str, sent_ms: int) -> None:
         """A request for ``model`` was sent to an engine at ``sent_ms``, boot time."""
-        self._monitors[endpoint].report_sent(model, sent_ms)
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_sent(model, sent_ms)
 
     def report_heard(self, endpoint: str, model: str, sent_ms: int) -> None:
         """That request has got its first byte, or has ended without one."""
-        self._monitors[endpoint].report_heard(model, sent_ms)
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_heard(model, sent_ms)
 
     def report_connect_failed(self, endpoint: str) -> None:
         """A request could not connect."""
-        self._monitors[endpoint].report_connect_failed()
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_connect_failed()
 
     def look_soon(self, endpoint: str) -> None:
         """An engine was told to change what it holds."""
-        self._monitors[endpoint].look_soon()
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.look_soon()
 
     def report_absent(self, endpoint: str) -> None:
         """An engine did not know a model it was listed with."""
-        self._monitors[endpoint].report_absent()
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_absent()
 
     def report_auth(self, endpoint: str) -> None:
         """An engine refused the endpoint's own key."""
-        self._monitors[endpoint].report_auth()
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_auth()
 
     def report_route(self, endpoint: str, dialect: Dialect) -> None:
         """An engine did not know the route of ``dialect``."""
-        self._monitors[endpoint].report_route(dialect)
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_route(dialect)
 
     async def _detect(self) -> None:
         while True:
@@ -115,7 +148,7 @@ class EngineWatch:
                 if len(self._monitors) < limits.ENGINES:
                     manifest = default_manifest(found, self._monitors)
                     self._monitors[manifest.name] = monitor = self._monitor(manifest, None, detected=True)
-                    self._run(monitor)
+                    self._running[manifest.name] = self._run(monitor)
             await asyncio.sleep(DETECT_EVERY_S)
 
     def _monitor(
@@ -133,8 +166,8 @@ class EngineWatch:
             detected=detected,
         )
 
-    def _run(self, monitor: EndpointMonitor) -> None:
-        self._tasks.spawn(monitor.run(), f"endpoint {monitor.status.name}")
+    def _run(self, monitor: EndpointMonitor) -> asyncio.Task[None]:
+        return self._tasks.spawn(monitor.run(), f"endpoint {monitor.status.name}")
 
 
 class _Newest(Mapping[str, EndpointStatus]):

@@ -5,7 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent import __version__
-from agent.admin.documents import LinkDoc, OwnDoc, PolicyDoc, StatusDoc, members_of, names_of, view_doc
+from agent.admin.documents import (
+    DrainDoc,
+    LinkDoc,
+    OwnDoc,
+    PolicyDoc,
+    StatusDoc,
+    members_of,
+    names_of,
+    view_doc,
+)
 from agent.board import Board
 from agent.effects.clock import Clock
 from agent.identity.membership import Membership
@@ -26,6 +35,7 @@ class NodePicture:
         addresses: Callable[[], Mapping[str, str]],
         faults: Callable[[], tuple[str, ...]],
         policy: Callable[[], PlacementPolicy],
+        drains: Callable[[], tuple[DrainDoc, ...]],
         clock: Clock,
     ) -> None:
         self._membership = membership
@@ -34,6 +44,7 @@ class NodePicture:
         self._addresses = addresses
         self._faults = faults
         self._policy = policy
+        self._drains = drains
         self._clock = clock
         self._began_ms = clock.boot_ms()
 
@@ -60,6 +71,7 @@ class NodePicture:
                 faults=self._faults(),
                 isolated=mesh.lonely,
                 policy=PolicyDoc(preset=policy.name, hash=policy.hash),
+                drains=self._drains(),
             ),
             members=members_of(self._board.current, tuple(membership.members.values()), links, now),
         )

@@ -6,7 +6,7 @@ once a minute, and only if one moved.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.effects.clock import Clock
@@ -38,13 +38,15 @@ _MOVED = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where the parts of a statement come from; each call returns at once."""
+    """Where the parts of a statement come from; each call returns at once. ``drains`` has the endpoints that take
+    nothing new, and None if the node does not."""
 
     endpoints: Callable[[], Mapping[str, EndpointStatus]]
     addresses: Callable[[], tuple[state.Address, ...]]
     dispatch: Callable[[], state.Dispatch | None]
     claims: Callable[[], Sequence[tuple[str, str, ProfileFacts]]]
     used: Mapping[tuple[str, str], int]
+    drains: Container[str | None] = frozenset()
     demand: Callable[[], tuple[state.ModelDemand, ...]] = tuple
     leaving: Collection[tuple[str, str]] = ()
     reserved_mib: Callable[[], int] = int
@@ -146,7 +148,8 @@ class Speaking:
             times=self._times,
             seen=self._work.seen(now),
             disp=self._sources.dispatch() if self._router else None,
-            flags=Flag.DRAINING if self._draining else Flag(0),
+            flags=Flag.DRAINING if self._draining or None in self._sources.drains else Flag(0),
+            draining=[each.name for each in endpoints if each.name in self._sources.drains],
             load_memory_mib=self._load_memory_mib(now),
             now=now,
             demand=self._sources.demand() if self._router else (),

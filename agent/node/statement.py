@@ -36,6 +36,7 @@ from router_core.record.state import (
 
 _MIB = 1024 * 1024
 _JUMP_MIB = 1_024
+_SERVING = frozenset({EngineState.READY, EngineState.FAILING})
 
 
 class EndpointWork(Struct, frozen=True, gc=False, kw_only=True):
@@ -129,11 +130,13 @@ def volatile_statement(
     now: int,
     demand: tuple[state.ModelDemand, ...] = (),
     leaving: Collection[tuple[str, str]] = (),
+    draining: Collection[str] = (),
 ) -> Volatile:
     """V of this node, in the positions of ``static``.
 
     ``work`` is by endpoint, ``times`` by endpoint and model; ``load_memory_mib`` is the free memory a cold load
-    would go to (None: unknown); ``leaving`` are the models (endpoint, model) that are being unloaded.
+    would go to (None: unknown); ``leaving`` are the models (endpoint, model) that are being unloaded,
+    ``draining`` the endpoints that take nothing new.
     """
     by_name = {endpoint.name: endpoint for endpoint in endpoints}
     engines = []
@@ -144,7 +147,10 @@ def volatile_statement(
             engines.append(state.EngineLoad())
             continue
         memory = _LoadMemory(load_memory_mib, bool(facts.gpus) and not any(gpu.memory for gpu in static.gpus))
-        engines.append(_engine_load(endpoint, work.get(facts.name, IDLE), memory, now))
+        load = _engine_load(endpoint, work.get(facts.name, IDLE), memory, now)
+        if facts.name in draining and load.state in _SERVING:
+            load = replace(load, state=EngineState.DRAINING)
+        engines.append(load)
         residents += _residents(static, position, endpoint, times, leaving, now)
     return Volatile(
         flags=flags | (sampled.flags if sampled is not None else Flag.SENSOR_STALE | Flag.NO_LOAD),

@@ -75,6 +75,11 @@ class Viewing:
         )
         self._publish((own,))
 
+    def adopt(self, policy: PlacementPolicy) -> None:
+        """Another policy is in force: from the next fleet on, which is made now."""
+        self._policy = policy
+        self._publish(())
+
     def members_changed(self, members: Mapping[Id16, Member], _mesh_id: MeshId) -> None:
         """The roster changed: nodes that left it are gone from the view at once."""
         self._members = {**members, self._own.id16: self._own}

@@ -5,7 +5,7 @@ Refuses to know how endpoints are chosen and reached.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -143,8 +143,12 @@ class ApiFront:
         self._phase = phase
         self._doors = doors
         self._roll = roll
-        self._hint_names = session_headers | {b"x-session-id"}
         self._lists = Lists()
+        self.name_sessions(session_headers)
+
+    def name_sessions(self, headers: Iterable[bytes]) -> None:
+        """Read these headers, besides ``x-session-id``, as names of sessions."""
+        self._hint_names = frozenset({*headers, b"x-session-id"})
 
     # --- connections -----------------------------------------------------------------------------------------
 

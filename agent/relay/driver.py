@@ -139,6 +139,12 @@ class Courier:
         if not self._admitted:
             self._hear(ev.EndpointFellSilent())
 
+    def cut_off(self, at: Endpoint) -> None:
+        """The endpoint is given up: if this request is there, it goes elsewhere, or its client is told the truth."""
+        if self._routed is not None and self._routed.at == at and self._attempt is not None:
+            self._abort_upstream()
+            self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.GONE))
+
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
         routed, flowing_ms = self._routed, self._flowing_ms

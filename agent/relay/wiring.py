@@ -35,6 +35,9 @@ class InHand(Protocol):
     def review(self) -> None:
         """Liveness may have changed: look at the peer this request depends on."""
 
+    def cut_off(self, at: Endpoint) -> None:
+        """The endpoint is given up: if this request is there, let it go elsewhere, or tell its client the truth."""
+
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint that keeps a client waiting in mid-answer for too long, if it does."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from router_core.exchange.failure import Cause
 from tests.agent.relay.client import BODY, Client, Heard, ask, post
-from tests.agent.relay.rig import Local, bound, running
+from tests.agent.relay.rig import Local, at, bound, running
 from tests.support.recorder import Exchange, Recorder, say_ok
 from tests.support.until import until
 
@@ -450,3 +450,37 @@ async def test_a_fault_in_the_relays_own_code_ends_its_request_and_leaves_nothin
         assert (await ask(relay.port, post(relay.port))).status == 200
         assert not relay.fleet.open_seqs
         relay.watch.faults.clear()
+
+
+async def test_a_request_at_an_endpoint_that_is_given_up_goes_elsewhere_before_its_first_byte() -> None:
+    async def silent(exchange: Exchange) -> None:
+        await exchange.gone()
+
+    async with Recorder(silent) as bad, Recorder() as good, running(bad.port, good.port) as relay:
+        asking = asyncio.create_task(ask(relay.port, post(relay.port)))
+        await until(lambda: bad.requests)
+        for request in tuple(relay.wiring.in_hand):
+            request.cut_off(at("e1"))
+            request.cut_off(at("e0"))
+        heard = await asking
+        assert (heard.status, heard.headers["x-pairmesh-attempts"]) == (200, "2")
+        assert relay.watch.attempts[0].outcome.cause is Cause.GONE
+        relay.assert_idle()
+
+
+async def test_an_answer_of_an_endpoint_that_is_given_up_is_told_to_be_broken() -> None:
+    async def endless(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.write(b"%x\r\n%s\r\n" % (len(EVENT), EVENT))
+        await exchange.gone()
+
+    async with Recorder(endless) as engine, running(engine.port) as relay:
+        asking = asyncio.create_task(ask(relay.port, post(relay.port, STREAM)))
+        await until(lambda: [r for r in relay.wiring.in_hand if r.silent_at(2**40) is not None])
+        for request in tuple(relay.wiring.in_hand):
+            request.cut_off(at("e0"))
+        heard = await asking
+        assert EVENT in heard.body
+        assert b"[DONE]" not in heard.body
+        assert b"upstream_lost" in heard.body
+        relay.assert_idle()

@@ -1,0 +1,109 @@
+"""The config folder followed while the daemon runs: ``policy.toml`` and the manifests, swapped whole or not at all.
+
+Files are looked at every ``POLL_S`` and read once they have not changed between two looks, so that a half-written one
+is not believed; SIGHUP has them read at once. A policy that is refused leaves the old one in force; what is wrong
+stays told until it is mended. ``pairmesh.toml`` is not followed: its settings need a new start.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from agent.node.endpoints import OwnEndpoints
+from agent.observe.log import Log
+from agent.settings.manifest import ManifestsRead, read_manifests
+from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
+from router_core.policy.placement import PlacementPolicy
+
+POLL_S = 2.0
+ENDPOINTS = "endpoints"
+
+Look = Mapping[str, tuple[int, int, int, int]]
+"""By path, what tells one version of a file from the next."""
+
+
+class Reloading:
+    """``swap`` puts a policy in force and may say what is wrong with it; ``now`` is set to have all files read."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        current: Callable[[], PlacementPolicy],
+        swap: Callable[[PlacementPolicy], None],
+        endpoints: OwnEndpoints,
+        now: asyncio.Event,
+        log: Log,
+    ) -> None:
+        self._folder = folder
+        self._current = current
+        self._swap = swap
+        self._endpoints = endpoints
+        self._now = now
+        self._log = log
+        self.faults: tuple[str, ...] = ()
+        """What is wrong with the files as they are now."""
+
+    async def run(self) -> None:
+        """Follow the folder until cancelled."""
+        read: Look | None = None
+        last: Look | None = None
+        while True:
+            asked = self._now.is_set()
+            self._now.clear()
+            look = await asyncio.to_thread(look_at, self._folder)
+            if asked or (look == last and look != read):
+                await self._read()
+                read = look
+                self._log.info("config.reloaded", policy=self._current().hash, faults=len(self.faults))
+            last = look
+            self._endpoints.sweep()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._now.wait()
+
+    async def _read(self) -> None:
+        policy = await asyncio.to_thread(load_policy, self._folder)
+        manifests = await asyncio.to_thread(read_manifests, self._folder / ENDPOINTS)
+        faults = self._take_policy(policy) if isinstance(policy, PolicyRead) else _refusals(policy)
+        self.tell([*faults, *manifest_faults(manifests), *await self._endpoints.follow(manifests.manifests)])
+
+    def _take_policy(self, read: PolicyRead) -> list[str]:
+        policy = read.policy
+        if policy == self._current():
+            return []
+        try:
+            self._swap(policy)
+        except Exception as refused:  # a part that cannot work by it
+            return _refusals([refused])
+        self._log.info("policy.replaced", preset=policy.name, hash=policy.hash)
+        return []
+
+    def tell(self, faults: Iterable[str]) -> None:
+        """Log what is newly wrong; ``faults`` is all there is."""
+        found = tuple(dict.fromkeys(faults))
+        for fault in found:
+            if fault not in self.faults:
+                self._log.error("config.refused", fault=fault)
+        if self.faults and not found:
+            self._log.info("config.mended")
+        self.faults = found
+
+
+def look_at(folder: Path) -> Look:
+    """The versions of the files that are followed, as far as they can be looked at."""
+    found = {}
+    for path in (folder / POLICY_FILE, *sorted((folder / ENDPOINTS).glob("*.toml"))):
+        with contextlib.suppress(OSError):
+            seen = path.stat()
+            found[str(path)] = (seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)
+    return found
+
+
+def manifest_faults(read: ManifestsRead) -> list[str]:
+    return [f"{ENDPOINTS}/{fault}" for fault in read.faults]
+
+
+def _refusals(faults: Iterable[object]) -> list[str]:
+    return [f"{fault} (the policy before it stays in force)" for fault in faults]
