@@ -94,7 +94,13 @@ def _class(name: str) -> tuple[PolicyKey, ...]:
         ),
         _seconds(f"{path}.deadline_s", 0.001, 3600, f"when dispatching ends {whose}", f"{name}.deadline_ms"),
         _seconds(f"{path}.hold_s", 0, 3600, f"longest wait for room {whose}", f"{name}.hold_ms"),
-        _number(f"{path}.share", 0.01, 1, f"share of an endpoint's room {whose}", f"{name}.share"),
+        _number(
+            f"{path}.share",
+            0.01,
+            1,
+            f"share of an endpoint's room, and of the hold queue, {whose}",
+            f"{name}.share",
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from router_core.placement.choose import alternative_of, ranking, seed_of
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
+from router_core.placement.offers import RowKey
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import (
     BACKUP,
@@ -61,11 +62,12 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
 
 class HoldTerms(Struct, frozen=True, gc=False, kw_only=True):
     """How a request may wait for room: since when it does, until when it is held, when it is worth nothing any more
-    (boot ms), and its service time in seconds where it would be served fastest."""
+    (boot ms), which rows it waits for, and its service time in seconds on the fastest of them."""
 
     since_ms: int
     until_ms: int
     deadline_ms: int
+    rows: frozenset[RowKey]
     seconds: float
 
 

@@ -47,14 +47,14 @@ class Breaking(Protocol):
 class Room(Protocol):
     """Where requests wait while everybody is full, as far as choosing needs it."""
 
-    def has_room(self, body_bytes: int) -> bool:
-        """Whether one with a body of this size may join."""
+    def has_room(self, body_bytes: int, share: float) -> bool:
+        """Whether one with a body of this size may join, if its class may fill ``share`` of the room."""
 
 
 class NoRoom:
     """Nobody waits: who finds everybody full is refused."""
 
-    def has_room(self, body_bytes: int) -> bool:
+    def has_room(self, body_bytes: int, share: float) -> bool:
         return False
 
 

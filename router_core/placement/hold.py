@@ -29,7 +29,7 @@ _CENT_S: Final = 0.01
 
 
 class Waiting(Struct, frozen=True, gc=False, kw_only=True):
-    """One held request. ``kind``: requests of one kind find a place in the same rows. ``seconds`` is its service time,
+    """One held request. ``kind``: requests of one kind wait for the same rows. ``seconds`` is its service time,
     ``since_ms`` when it was first held, ``deadline_ms`` when it is worth nothing any more; both on the boot clock."""
 
     ticket: int
@@ -106,9 +106,11 @@ class Hold:
     def __len__(self) -> int:
         return len(self._held)
 
-    def has_room(self, body_bytes: int) -> bool:
-        """Whether a request with a body of this size may be held."""
-        return len(self._held) < self._most and self.body_bytes + body_bytes <= self._most_bytes
+    def has_room(self, body_bytes: int, share: float = 1.0) -> bool:
+        """Whether a request with a body of this size may be held, if its class may fill ``share`` of the bounds."""
+        return (
+            len(self._held) < share * self._most and self.body_bytes + body_bytes <= share * self._most_bytes
+        )
 
     def depth(self, request_class: RequestClass) -> int:
         """How many requests of this class wait."""
@@ -230,33 +232,9 @@ def waiting_of(request: PlacementRequest, terms: HoldTerms, ticket: int) -> Wait
         ticket=ticket,
         request_class=request.hints.request_class,
         caller=request.caller,
-        kind=kind_of(request),
+        kind=(request.hints.request_class, terms.rows),
         seconds=terms.seconds,
         body_bytes=request.body_bytes,
         since_ms=terms.since_ms,
         deadline_ms=terms.deadline_ms,
-    )
-
-
-def kind_of(request: PlacementRequest) -> Hashable:
-    """What decides which rows are open to a request, sizes aside."""
-    hints = request.hints
-    return (
-        request.model,
-        request.dialect,
-        request.requires,
-        request.tried,
-        hints.request_class,
-        hints.match,
-        hints.locality,
-        hints.requires_node,
-        hints.refuses_node,
-        hints.requires_engine,
-        hints.refuses_engine,
-        hints.requires_label,
-        hints.refuses_label,
-        hints.requires_caps,
-        hints.ctx_least,
-        hints.params_least_m,
-        hints.bits_least,
     )

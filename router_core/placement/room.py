@@ -49,16 +49,22 @@ def without_row(
         return Action.REJECT, max(seen.counts, key=_order, default=Reason.MODEL_ABSENT), None
     need = seen.need
     since_ms = now if request.held_since_ms is None else request.held_since_ms
-    until_ms = min(since_ms + targets_of(request.hints.request_class, policy).hold_ms, need.until_ms)
-    if until_ms <= now or (
-        request.held_since_ms is None and not fleet.live.hold.has_room(request.body_bytes)
-    ):
+    targets = targets_of(request.hints.request_class, policy)
+    until_ms = min(since_ms + targets.hold_ms, need.until_ms)
+    joins = request.held_since_ms is None
+    if until_ms <= now or (joins and not fleet.live.hold.has_room(request.body_bytes, targets.share)):
         return Action.REJECT, Reason.QUEUE_FULL, None
     seconds = min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in full])
     return (
         Action.QUEUE,
         Reason.QUEUE_FULL,
-        HoldTerms(since_ms=since_ms, until_ms=until_ms, deadline_ms=need.until_ms, seconds=seconds),
+        HoldTerms(
+            since_ms=since_ms,
+            until_ms=until_ms,
+            deadline_ms=need.until_ms,
+            rows=frozenset([(row.key, row.model) for row in full]),
+            seconds=seconds,
+        ),
     )
 
 

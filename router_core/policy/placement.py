@@ -63,7 +63,7 @@ class Weights:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTargets:
     """What one request class promises by default. ``tpot_s`` None: no target per token. Its requests fill ``share`` of
-    an endpoint's room at most, and are held for ``hold_ms`` at most if there is none."""
+    an endpoint's room and of the hold queue at most, and are held for ``hold_ms`` at most."""
 
     ttft_s: float
     tpot_s: float | None

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
-from router_core.placement.hold import Event, Hold, Joined, Left, NewsCame, Release, Stayed, Waiting, kind_of
-from router_core.placement.request import Hints, PlacementRequest, RequestClass
+from router_core.placement.hold import Event, Hold, Joined, Left, NewsCame, Release, Stayed, Waiting
+from router_core.placement.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
-from router_core.record.state import Dialect
 
 POLICY = PlacementPolicy()
 INTERACTIVE, BATCH, BACKGROUND = RequestClass
@@ -145,17 +144,11 @@ def test_who_left_is_never_released_and_leaving_twice_is_harmless():
     assert (len(hold), hold.body_bytes) == (0, 0)
 
 
-def test_requests_of_other_models_terms_or_classes_are_of_another_kind():
-    def asked(model: str = "m", **hints: object) -> PlacementRequest:
-        hinted = Hints(**hints)
-        return PlacementRequest(request_id="r", dialect=Dialect.CHAT, model=model, arrival_ms=0, hints=hinted)
-
-    assert kind_of(asked(expect_tokens=3, session="s")) == kind_of(asked())
-    others = {
-        kind_of(one)
-        for one in (asked(), asked("n"), asked(refuses_engine=("vllm",)), asked(request_class=BATCH))
-    }
-    assert len(others) == 4
+def test_the_lower_the_class_the_less_of_the_queue_it_may_fill():
+    hold = held(*(waiting(ticket, body_bytes=0) for ticket in range(7)), requests=10, body_bytes=100)
+    assert [hold.has_room(0, share) for share in (1.0, 0.9, 0.7)] == [True, True, False]
+    assert [hold.has_room(80, share) for share in (1.0, 0.9, 0.7)] == [True, True, False]
+    assert [hold.has_room(95, share) for share in (1.0, 0.9, 0.7)] == [True, False, False]
 
 
 REQUESTS = st.builds(

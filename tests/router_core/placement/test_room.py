@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from router_core.placement.fleet import Live
+from router_core.placement.hold import waiting_of
 from router_core.placement.ingress import IngressAsk, admit
 from router_core.placement.reasons import Action, Cause, Reason
 from router_core.placement.replay import replay
@@ -19,8 +20,8 @@ class Holder:
     def __init__(self, room: int) -> None:
         self.room = room
 
-    def has_room(self, body_bytes: int) -> bool:
-        return body_bytes <= self.room
+    def has_room(self, body_bytes: int, share: float) -> bool:
+        return body_bytes <= share * self.room
 
 
 def of_class(request_class: RequestClass, request_id: str = "r", **over: object) -> PlacementRequest:
@@ -95,6 +96,26 @@ def test_full_rows_alone_are_a_reason_to_wait_if_there_is_where():
     assert (refused.action, refused.reason, refused.hold) == (Action.REJECT, Reason.QUEUE_FULL, None)
     assert refused.reason.status == 429
     assert refused.retry_after_s is not None
+
+
+def test_requests_of_one_class_that_wait_for_the_same_rows_are_of_one_kind():
+    rows = [a_row(name, ctx=ctx, ctx_most=ctx, **FULL) for name, ctx in (("a", 131_072), ("b", 8_192))]
+    fleet = a_fleet(*rows, live=held_at())
+
+    def kind(request: PlacementRequest) -> object:
+        terms = decided(request, fleet).hold
+        assert terms is not None
+        return waiting_of(request, terms, 1).kind
+
+    assert kind(a_request(request_id="r1")) == kind(of_class(INTERACTIVE, "r2", expect_tokens=9))
+    others = [of_class(BATCH), of_class(INTERACTIVE, ctx_least=9_000), of_class(INTERACTIVE)]
+    assert len({kind(each) for each in others}) == 3
+
+
+def test_a_low_class_finds_the_hold_queue_full_before_a_high_one_does():
+    fleet = a_fleet(a_row("a", **FULL), live=held_at(100))
+    actions = [decided(replace(of_class(each), body_bytes=95), fleet).action for each in (INTERACTIVE, BATCH)]
+    assert actions == [Action.QUEUE, Action.REJECT]
 
 
 def test_the_work_of_a_held_request_counts_as_where_it_is_done_fastest():
