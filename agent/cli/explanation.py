@@ -5,7 +5,7 @@ one table, and a code without words is shown as it is.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from agent.cli.columns import columns, count, printable, seconds
@@ -56,6 +56,7 @@ AGAINST: Final = {
     "switch": "loading there would push out other models in use",
     "pressure": "under more pressure",
     "speed": "slower overall",
+    "spill": "outside the mesh, at a price",
     "adj": "no bonus from hint or session, or a looser match",
     "draw": "as good: the draw went the other way",
 }
@@ -173,6 +174,8 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
     if chosen is not None:
         if chosen.level:
             yield f"  as {chosen.model}: {STAND_INS[chosen.level]}"
+        if chosen.price is not None:
+            yield f"  outside the mesh, at a price of about {chosen.price:.4f}"
         yield "  " + (
             "warm: the model is in memory" if chosen.resident else "cold: the model must be loaded first"
         )
@@ -196,8 +199,9 @@ def _weighed(record: DecisionRecord) -> Iterator[str]:
     mixed = len({row.model for row in rows}) > 1
     which = "" if record.full else f"; the nearest of {record.view.rows} only"
     yield f"weighed, least score first{which}:"
-    heads = ("", "", "score", *FACTORS, "adj", "wait", "load", "first token", "all in", "")
-    table = [heads, *(_weights(record, row, mixed=mixed) for row in rows[:SHOWN_WEIGHED])]
+    factors = [name for name in FACTORS if name != "spill" or any(row.f.spill for row in rows)]
+    heads = ("", "", "score", *factors, "adj", "wait", "load", "first token", "all in", "")
+    table = [heads, *(_weights(record, row, factors, mixed=mixed) for row in rows[:SHOWN_WEIGHED])]
     yield from columns(table, right=frozenset(range(2, len(heads) - 1)))
     if len(rows) > SHOWN_WEIGHED:
         yield f"  and {len(rows) - SHOWN_WEIGHED} more"
@@ -205,9 +209,11 @@ def _weighed(record: DecisionRecord) -> Iterator[str]:
         yield f"  {count(record.view.cut, 'row')} besides could serve, but would be done later than all of these"
 
 
-def _weights(record: DecisionRecord, row: Candidate, *, mixed: bool) -> tuple[str, ...]:
+def _weights(
+    record: DecisionRecord, row: Candidate, factors: Sequence[str], *, mixed: bool
+) -> tuple[str, ...]:
     est, chosen = row.est, row is record.winner
-    costs = (row.score, *(getattr(row.f, name) for name in FACTORS), row.adj)
+    costs = (row.score, *(getattr(row.f, name) for name in factors), row.adj)
     times = (est.wait, est.load, est.ttft, est.ect)
     state = [] if row.resident else ["cold"]
     if row.out is not None and not chosen:

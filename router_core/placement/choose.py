@@ -17,7 +17,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
-from router_core.placement.reasons import Reason
+from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import Alternative, AuthorityNote, Estimate, Factors
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy, Weights
@@ -26,7 +26,7 @@ _SCORE = attrgetter("score")
 _FILL = attrgetter("fill")
 _VETO, _COLD = "veto", "cold"
 _FEW = 2
-_factors = attrgetter("slo", "memory", "switch", "pressure", "speed")
+_factors = attrgetter("slo", "memory", "switch", "pressure", "speed", "spill")
 
 
 class Standing(Protocol):
@@ -51,6 +51,8 @@ class Standing(Protocol):
     def pressure(self) -> float: ...
     @property
     def speed(self) -> float: ...
+    @property
+    def spill(self) -> float: ...
     @property
     def adj(self) -> float: ...
     @property
@@ -217,7 +219,7 @@ class _Field(Generic[S]):
 
 def worst(scored: Standing) -> float:
     """The largest factor, ``speed`` aside, which is relative and vetoes nothing."""
-    return max(scored.slo, scored.pressure, scored.memory, scored.switch)
+    return max(scored.slo, scored.pressure, scored.memory, scored.switch, scored.spill)
 
 
 def dominates(b: Standing, a: Standing, eps: float) -> bool:
@@ -229,6 +231,7 @@ def dominates(b: Standing, a: Standing, eps: float) -> bool:
         and b.pressure <= a.pressure + eps
         and b.memory <= a.memory + eps
         and b.switch <= a.switch + eps
+        and b.spill <= a.spill + eps
         and b.adj <= a.adj
         and (
             b.slo < a.slo - eps
@@ -236,13 +239,14 @@ def dominates(b: Standing, a: Standing, eps: float) -> bool:
             or b.pressure < a.pressure - eps
             or b.memory < a.memory - eps
             or b.switch < a.switch - eps
+            or b.spill < a.spill - eps
         )
     )
 
 
 def total(weights: Weights) -> float:
     """Sum of all weights: the most that scores can differ by, bonuses aside."""
-    return weights.slo + weights.memory + weights.switch + weights.pressure + weights.speed
+    return weights.slo + weights.memory + weights.switch + weights.pressure + weights.spill + weights.speed
 
 
 def near_ties(standing: list[S], policy: PlacementPolicy) -> list[S]:
@@ -271,6 +275,13 @@ def _draw(standing: list[S], policy: PlacementPolicy, seed: bytes, capacity: Cal
         if point < 0.0:
             return row
     return tied[-1]
+
+
+def action_of(*, is_cloud: bool, resident: bool) -> Action:
+    """What serving by such a row means."""
+    if is_cloud:
+        return Action.SPILL
+    return Action.ROUTE if resident else Action.ROUTE_COLD
 
 
 def reason_of(
@@ -302,6 +313,7 @@ def alternative_of(row: Standing, chosen: Standing, weights: Weights) -> Alterna
         (weights.switch * (theirs.switch - ours.switch), "switch"),
         (weights.pressure * (theirs.pressure - ours.pressure), "pressure"),
         (weights.speed * (theirs.speed - ours.speed), "speed"),
+        (weights.spill * (theirs.spill - ours.spill), "spill"),
         (row.adj - chosen.adj, "adj"),
     )
     return Alternative(row=row.key, score=row.score, top_factor=name if gap > 0.0 else "draw")

@@ -9,7 +9,7 @@ from random import Random
 
 from router_core.placement.admission import retry_after_s
 from router_core.placement.advice import heed, led_by
-from router_core.placement.choose import choose, reason_of, seed_of
+from router_core.placement.choose import action_of, choose, reason_of, seed_of
 from router_core.placement.decision import ALTERNATIVES, EXCLUDED_KEPT, Decision, Evidence
 from router_core.placement.eligibility import matches
 from router_core.placement.estimates import capacity
@@ -55,7 +55,7 @@ def decide(
     nearby: tuple[str, ...] = ()
     if order:
         chosen = order[0]
-        action = Action.ROUTE if chosen.resident else Action.ROUTE_COLD
+        action = action_of(is_cloud=chosen.row.cloud, resident=chosen.resident)
         full = (
             full
             or len(order) + len(seen.reserves) <= policy.candidates_kept
@@ -88,7 +88,12 @@ def decide(
             router=fleet.node_id,
             at_ms=now,
             view=ViewFacts(
-                gen=fleet.gen, max_age_ms=seen.max_age_ms, m_r=fleet.m_r, rows=len(seen.rows), cut=seen.cut
+                gen=fleet.gen,
+                max_age_ms=seen.max_age_ms,
+                m_r=fleet.m_r,
+                rows=len(seen.rows),
+                cut=seen.cut,
+                spill_on=request.hints.request_class in fleet.live.spilling,
             ),
             resolved=seen.resolved if seen.offered else "",
             scored=tuple(order if full else order[: 1 + ALTERNATIVES]),
@@ -99,6 +104,7 @@ def decide(
         hold=hold,
         retry_after_s=retry_s,
         nearest=nearby,
+        spill_on=seen.spill_on,
     )
 
 
@@ -106,7 +112,7 @@ def _waits_s(seen: Survey, now: int) -> list[float]:
     return [
         row.work_s / row.k - max(0, now - row.taken_ms) / 1000.0
         for row in seen.rows
-        if row.down is None and not row.untrusted
+        if row.down is None and not row.untrusted and (seen.need.may_spill or not row.cloud)
     ]
 
 

@@ -30,6 +30,7 @@ from router_core.placement.record import (
 )
 from router_core.placement.request import HintNote, PlacementRequest
 from router_core.placement.sift import Exclusion
+from router_core.placement.spill import price_of
 from router_core.placement.survey import Scored
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
@@ -74,9 +75,10 @@ class HoldTerms(Struct, frozen=True, gc=False, kw_only=True):
 class Decision(Struct, frozen=True, gc=False, kw_only=True):
     """The answer to one request.
 
-    ``chosen`` is set exactly if ``action`` is ``route`` or ``route_cold``. Else ``reason`` carries the status and, if it
-    asks to come back, ``retry_after_s`` when; ``hold`` the terms of a ``queue``. ``counts`` tells how many rows each filter left out, ``hints`` what became of every
-    hint. ``nearest`` holds offered names close to an absent one.
+    ``chosen`` is set exactly if ``action`` is ``route``, ``route_cold`` or ``spill``. Else ``reason`` carries the status and,
+    if it asks to come back, ``retry_after_s`` when; ``hold`` the terms of a ``queue``. ``counts`` tells how many rows each
+    filter left out, ``hints`` what became of every hint. ``nearest`` holds offered names close to an absent one.
+    ``spill_on`` is whether requests of this class leave the mesh from now on, None if this one tells nothing about it.
     """
 
     id: str
@@ -92,6 +94,7 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
     hold: HoldTerms | None = None
     retry_after_s: int | None = None
     nearest: tuple[str, ...] = ()
+    spill_on: bool | None = None
 
     @property
     def record(self) -> DecisionRecord:
@@ -159,6 +162,7 @@ def _candidate(scored: Scored, out: str | None, need: Need, policy: PlacementPol
         score=scored.score,
         out=BACKUP if scored.reserve is not None else out,
         level=scored.match.level,
+        price=price_of(row, need) if row.cloud else None,
     )
 
 

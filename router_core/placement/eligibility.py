@@ -49,6 +49,7 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
     num_ctx: int | None
     locality: Locality
     host_only: bool
+    may_spill: bool
     narrows: bool
     hints: Hints
     digest: bytes | None
@@ -99,6 +100,7 @@ def need_of(
         num_ctx=request.num_ctx,
         locality=locality,
         host_only=locality is Locality.HOST,
+        may_spill=locality is Locality.ANY,
         narrows=hints is not NO_HINTS and hints.narrows,
         hints=hints,
         digest=digest,
@@ -135,7 +137,7 @@ def closed(row: Row, need: Need, breakers: Breaking | None, now: int) -> Reason 
     """
     if row.untrusted:
         return Reason.UNTRUSTED
-    if row.cloud or (need.host_only and not row.is_self):
+    if (row.cloud and not need.may_spill) or (need.host_only and not row.is_self):
         return Reason.LOCALITY
     if need.narrows and not in_subset(row, need.hints):
         return Reason.NOT_IN_SUBSET

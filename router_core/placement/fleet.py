@@ -15,7 +15,7 @@ from router_core.ids import Id16, NodeId
 from router_core.placement.admission import Squeeze, squeeze_of
 from router_core.placement.index import Index, Positions, index_of
 from router_core.placement.ledger import Ledger
-from router_core.placement.request import Endpoint, NodeRef
+from router_core.placement.request import Endpoint, NodeRef, RequestClass
 from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, redrafted, row_of
 from router_core.placement.scales import Scales, scales_of
 from router_core.policy.placement import PlacementPolicy
@@ -79,6 +79,7 @@ class Live(Struct, frozen=True, kw_only=True):
     breakers: Breaking = NoBreakers()
     hold: Room = NoRoom()
     suspects: Collection[Endpoint] = frozenset()
+    spilling: Collection[RequestClass] = frozenset()
     leaving: Collection[tuple[str, str]] = frozenset()
 
 

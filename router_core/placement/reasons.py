@@ -93,6 +93,7 @@ class Action(Enum):
 
     ROUTE = "route"
     ROUTE_COLD = "route_cold"
+    SPILL = "spill"
     QUEUE = "queue"
     SHED = "shed"
     REJECT = "reject"

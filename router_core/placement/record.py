@@ -37,6 +37,7 @@ class Factors(Struct, frozen=True, gc=False, kw_only=True):
     switch: float
     pressure: float
     speed: float
+    spill: float = 0.0
 
 
 class Candidate(Struct, frozen=True, gc=False, kw_only=True):
@@ -46,6 +47,7 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     ``period_ms``: how often its node tells its state. ``adj`` is ``penalty`` (looser match, alias) less the policy's hint
     bonus x ``hint`` and affinity bonus x ``affinity``, both in 0..1. ``out`` says why it left the choice: ``veto``,
     ``dominated:<row>``, ``cold`` or ``backup``; where not all candidates are shown only ``backup`` is told.
+    ``price``: what it would cost outside the mesh, None within.
     """
 
     row: str
@@ -66,6 +68,7 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     score: float
     out: str | None = None
     level: int = 0
+    price: float | None = None
 
 
 class Excluded(Struct, frozen=True, gc=False, kw_only=True):
@@ -83,14 +86,16 @@ class Alternative(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ViewFacts(Struct, frozen=True, gc=False, kw_only=True):
-    """The snapshot that the decision stood on: generation, oldest picture in ms, herd multiplier, rows visited,
-    and how many of those were cut because too many others would be done sooner."""
+    """The snapshot that the decision stood on: generation, oldest picture in ms, herd multiplier, rows visited, how
+    many of those were cut because too many others would be done sooner, and whether requests of this class left the mesh
+    before."""
 
     gen: int
     max_age_ms: int
     m_r: float
     rows: int
     cut: int = 0
+    spill_on: bool = False
 
 
 class RequestFacts(Struct, frozen=True, gc=False, kw_only=True, rename={"request_class": "class"}):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router_core.errors import PairmeshError
 from router_core.placement.advice import led_by
-from router_core.placement.choose import alternative_of, choose, ranking, reason_of
+from router_core.placement.choose import action_of, alternative_of, choose, ranking, reason_of
 from router_core.placement.decision import ALTERNATIVES
 from router_core.placement.reasons import Action
 from router_core.placement.record import BACKUP, Candidate, DecisionRecord, Estimate, Factors
@@ -22,7 +22,7 @@ from router_core.policy.placement import PlacementPolicy, Weights
 _ROUNDING = 1e-9
 _SCORE = attrgetter("score")
 _CAPACITY = attrgetter("candidate.capacity")
-_ROUTED = frozenset({Action.ROUTE, Action.ROUTE_COLD})
+_ROUTED = frozenset({Action.ROUTE, Action.ROUTE_COLD, Action.SPILL})
 
 
 class NotReplayable(PairmeshError):
@@ -42,6 +42,7 @@ class _Row(Struct, gc=False, kw_only=True):
     switch: float
     pressure: float
     speed: float
+    spill: float
     adj: float
     hint_bonus: float
     affinity_bonus: float
@@ -74,7 +75,7 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
         candidates=tuple(
             [_told(row, out) for row, out in (*ranking(order, policy), *[(row, None) for row in reserves])]
         ),
-        action=Action.ROUTE if chosen.resident else Action.ROUTE_COLD,
+        action=action_of(is_cloud=chosen.candidate.price is not None, resident=chosen.resident),
         chosen=chosen.key,
         reason=reason_of(chosen, others, record.degraded, record.authority),
         margin=others[0].score - chosen.score if others else None,
@@ -97,6 +98,7 @@ def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
         switch=candidate.f.switch,
         pressure=candidate.f.pressure,
         speed=candidate.f.speed,
+        spill=candidate.f.spill,
         adj=adj,
         hint_bonus=hint_bonus,
         affinity_bonus=affinity_bonus,
@@ -117,6 +119,7 @@ def _weighed(f: Factors, weights: Weights) -> float:
         + weights.switch * f.switch
         + weights.pressure * f.pressure
         + weights.speed * f.speed
+        + weights.spill * f.spill
     )
 
 

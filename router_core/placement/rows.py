@@ -41,6 +41,7 @@ _MIB = 2**20
 _GIB = 2**30
 _RUNTIME_BYTES = 300 * _MIB
 _WEIGHTS_MARGIN = 1.05
+_PRICES = 10_000
 _REMOTE = int(EngineFlag.REMOTE_HOST)
 _CLOUD = int(EngineFlag.CLOUD)
 _OFFLOAD = int(EngineFlag.ALLOW_OFFLOAD)
@@ -81,6 +82,8 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     bits: float | None
     base: bytes | None = None
     family: str | None = None
+    price_in: float = 0.0
+    price_out: float = 0.0
     untrusted: bool
     cloud: bool
     down: str | None
@@ -255,6 +258,8 @@ def row_of(
         bits=nominal_bits(model.quant),
         base=model.base8,
         family=model.family.casefold() if model.family is not None else None,
+        price_in=engine.price_in / _PRICES,
+        price_out=engine.price_out / _PRICES,
         untrusted=not node.is_self and not node.roles & _NODE,
         cloud=bool(engine.flags & _CLOUD),
         down=_down(node, load, alone),

@@ -21,6 +21,7 @@ from router_core.placement.record import Estimate, Factors
 from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
 from router_core.placement.rows import Row
 from router_core.placement.sift import Exclusion, Sifted, passed, sift
+from router_core.placement.spill import price_of, spill_cost, spills
 from router_core.policy.placement import Match, PlacementPolicy
 from router_core.view.freshness import is_stale
 
@@ -51,6 +52,7 @@ class Scored(Struct, gc=False, kw_only=True):
     switch: float
     pressure: float
     speed: float = 0.0
+    spill: float = 0.0
     score: float = 0.0
     match: Match = _EXACT
 
@@ -58,7 +60,12 @@ class Scored(Struct, gc=False, kw_only=True):
     def f(self) -> Factors:
         """The factors together, for those who show them."""
         return Factors(
-            slo=self.slo, memory=self.memory, switch=self.switch, pressure=self.pressure, speed=self.speed
+            slo=self.slo,
+            memory=self.memory,
+            switch=self.switch,
+            pressure=self.pressure,
+            speed=self.speed,
+            spill=self.spill,
         )
 
     @property
@@ -81,7 +88,8 @@ class Scored(Struct, gc=False, kw_only=True):
 class Survey(Struct, frozen=True, kw_only=True):
     """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up, ``cut`` rows passed the
     filters of the snapshot but were too far behind to be scored; ``offered`` if the model asked for is, ``invalid`` if it is
-    no name at all."""
+    no name at all. ``spill_on`` tells whether rows outside the mesh were needed beside those in it, None if that says
+    nothing about other requests."""
 
     resolved: str
     need: Need
@@ -93,6 +101,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     cut: int
     max_age_ms: int
     degraded: tuple[str, ...]
+    spill_on: bool | None = None
     offered: bool = True
     invalid: bool = False
 
@@ -103,7 +112,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
     open_rows, soft, excluded = sifted.passed.open, sifted.passed.soft, sifted.passed.excluded
     rows, cut = sifted.rows, 0
     weighing = _Weighing(request, need, sifted, fleet, policy, now)
-    if len(open_rows) <= policy.scored_all or policy.pack_below:
+    if len(open_rows) <= policy.scored_all or policy.pack_below or need.may_spill:
         weighing.weigh(open_rows)
     else:
         cut = weighing.weigh_best()
@@ -130,8 +139,17 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
             scored, excluded = _probed(need, excluded, weighing, fleet, now)
             if scored:
                 degraded.append("probe")
+    spill_on = None
+    if need.may_spill:
+        is_on = request.hints.request_class in fleet.live.spilling
+        scored, needless, spill_on = _parted(scored, is_on, policy)
+        excluded += needless
+        if request.attempt > 1 or need.narrows or all(row.cloud for row in rows):
+            spill_on = None
     if scored:
         _score(scored, reserves, request, need.prompt, policy)
+        if need.may_spill:
+            _charge((*scored, *reserves), need, policy)
     first = sifted.passed.excluded
     return Survey(
         resolved=sifted.resolved if sifted.resolved is not None else request.model,
@@ -144,6 +162,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         cut=cut,
         max_age_ms=weighing.max_age_ms,
         degraded=tuple(degraded),
+        spill_on=spill_on,
         offered=len(sifted.rows) > 0,
         invalid=sifted.resolved is None,
     )
@@ -256,7 +275,9 @@ class _Weighing:
         soft: tuple[Row, ...] = ()
         shut = False
         for _, level in groupby(looser.values(), key=_MATCH):
-            shut = shut or any(scored.slo < self._policy.match_opens_at for scored in self.scored)
+            shut = shut or any(
+                scored.slo < self._policy.match_opens_at and not scored.row.cloud for scored in self.scored
+            )
             if shut:
                 self.excluded += [
                     Exclusion(row=one.row, reason=Reason.MODEL_ABSENT, stand_in=one, detail="better_match")
@@ -344,6 +365,29 @@ def _probed(
         if found := trial.scored or trial.reserves:
             return found, tuple([each for each in excluded if each is not gone])
     return [], excluded
+
+
+def _parted(
+    scored: list[Scored], is_on: bool, policy: PlacementPolicy
+) -> tuple[list[Scored], tuple[Exclusion, ...], bool | None]:
+    """The rows that take part: those outside the mesh only if they are needed. Then the ones that are not, and whether
+    any is, None if there are none."""
+    cloud = [each for each in scored if each.row.cloud]
+    if not cloud:
+        return scored, (), None
+    mesh = [each for each in scored if not each.row.cloud]
+    if spills(mesh, cloud, is_on, policy):
+        return scored, (), True
+    needless = [Exclusion(row=each.row, reason=Reason.LOCALITY, detail="not_needed") for each in cloud]
+    return mesh, tuple(needless), False
+
+
+def _charge(scored: Iterable[Scored], need: Need, policy: PlacementPolicy) -> None:
+    """Add to scored rows what leaving the mesh costs."""
+    for each in scored:
+        if each.row.cloud:
+            each.spill = spill_cost(price_of(each.row, need), policy)
+            each.score += policy.weights.spill * each.spill
 
 
 def _hit(row: Row, pin: Pin, prompt: int) -> int:

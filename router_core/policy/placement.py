@@ -46,12 +46,13 @@ class Locality(_Wider):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the factors in the sum; ``speed`` comes on top of the other four."""
+    """Weights of the factors in the sum; ``spill`` and ``speed`` come on top of the other four."""
 
     slo: float = 0.50
     memory: float = 0.20
     switch: float = 0.15
     pressure: float = 0.15
+    spill: float = 0.25
     speed: float = 0.10
 
     def __post_init__(self) -> None:
@@ -123,6 +124,10 @@ class PlacementPolicy:
     match_penalties: tuple[float, float, float] = (0.1, 0.3, 0.5)
     match_opens_at: float = 0.5
     spill_cap: Locality = Locality.MESH
+    spill_on_above: float = 0.3
+    spill_off_below: float = 0.1
+    spill_price: float = 0.01
+    spill_privacy: float = 0.5
     hint_bonus: float = 0.15
     affinity_bonus: float = 0.15
     affinity_ms: int = 600_000
@@ -187,6 +192,13 @@ class PlacementPolicy:
             yield f"match_min_bits is {self.match_min_bits}, allowed is 0..64"
         if list(self.match_penalties) != sorted(self.match_penalties) or self.match_penalties[0] < 0.0:
             yield f"match_penalties are {self.match_penalties}, must rise from 0 or more"
+        if not 0.0 <= self.spill_off_below <= self.spill_on_above <= 1.0:
+            yield (
+                f"spill_off_below is {self.spill_off_below} and spill_on_above {self.spill_on_above}, "
+                "allowed is 0..1, the first no greater"
+            )
+        if self.spill_price <= 0.0 or self.spill_privacy < 0.0:
+            yield f"spill_price is {self.spill_price}, must be above 0; spill_privacy not below"
         if not 0.0 <= self.match_opens_at <= 1.0:
             yield f"match_opens_at is {self.match_opens_at}, allowed is 0..1"
         for alias, names in self.aliases:

@@ -11,9 +11,10 @@ from msgspec import Struct
 
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.bits import nominal_bits
-from router_core.record.state import EngineFacts, ModelFacts, Static
+from router_core.record.state import EngineFacts, EngineFlag, ModelFacts, Static
 
 _MIB = 2**20
+_ELSEWHERE = int(EngineFlag.CLOUD | EngineFlag.REMOTE_HOST)
 
 
 class Prior(Struct, frozen=True, gc=False, kw_only=True):
@@ -59,7 +60,10 @@ def calibration(ratios: Iterable[float], policy: ProfilePolicy) -> float | None:
 
 
 def _bandwidth(static: Static, engine: EngineFacts, policy: ProfilePolicy) -> float:
-    """Bytes/s of the slowest GPU used; one that is told without any bandwidth is as good as unknown."""
+    """Bytes/s of the slowest GPU used; one that is told without any bandwidth, or is on another host, is as good as
+    unknown."""
+    if engine.flags & _ELSEWHERE:
+        return policy.gpu_bytes_per_s
     used = [static.gpus[i] for i in engine.gpus if i < len(static.gpus)]
     if not used:
         return policy.cpu_bytes_per_s
