@@ -24,6 +24,7 @@ from agent.effects.entropy import new_rng, random_bytes, random_u32
 from agent.effects.tasks import Tasks
 from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.engines.contract import EndpointStatus
+from agent.engines.outside import IpAddress, Outside, beyond
 from agent.engines.watch import EngineWatch
 from agent.identity.admittance import Admittance, Refusal
 from agent.identity.keys import Ed25519Verifier, NodeKey
@@ -101,6 +102,7 @@ from router_core.placement.hold import Hold
 from router_core.placement.holding import Holding
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint as PlacedAt
+from router_core.placement.request import RequestClass
 from router_core.placement.sessions import Sessions
 from router_core.policy.authority import AuthorityMode, AuthorityPolicy
 from router_core.policy.exchange import ExchangePolicy
@@ -162,6 +164,7 @@ class Assembly:
         self.log = log
         self.roots = Roots()
         self.residency_policy = ResidencyPolicy()
+        self.outside: Outside = beyond(self._mesh_addresses)
         self.phase = Phase.STARTING
         self.faults: list[str] = []
         self.sockets: dict[str, tuple[socket.socket, ...]] = {}
@@ -186,6 +189,12 @@ class Assembly:
 
     def _port(self, key: str) -> int:
         return int(self.sockets[key][0].getsockname()[1])
+
+    def _mesh_addresses(self) -> frozenset[IpAddress]:
+        """Every address that nodes of the mesh tell, and those this one listens on."""
+        nodes = self.board.current.nodes.values()
+        told = [addr.ip for node in nodes if node.static is not None for addr in node.static.addrs]
+        return self.ingress_rules.own | {ip_address(ip) for ip in told if len(ip) in (4, 16)}
 
     async def build(self) -> None:
         """Build and wire every room; nothing runs yet but the journal's thread."""
@@ -242,6 +251,7 @@ class Assembly:
         self.demand = Demand()
         self.hold = Hold(self.policy)
         self.holding = Holding(self.hold, clock.boot_ms)
+        spilling: set[RequestClass] = set()
         self.profiles = Profiles(ProfilePolicy())
         self.board = Board(empty(own.id32, self.settings.name))
         self.viewing = Viewing(
@@ -261,6 +271,7 @@ class Assembly:
                 hold=self.hold,
                 suspects=self.suspects,
                 leaving=self.leaving,
+                spilling=spilling,
             ),
             reborn=self.breakers.reborn,
             clock=clock,
@@ -285,6 +296,7 @@ class Assembly:
             metrics=self.decisions,
             authority=self._authority(self.policy.authority),
             demand=self.demand,
+            spilling=spilling,
         )
 
     def _authority(self, policy: AuthorityPolicy) -> Authority | None:
@@ -351,6 +363,7 @@ class Assembly:
             failed=self._failed,
             read_credential=self._credential,
             ports=LOOPBACK_PORTS if self.settings.autodetect else (),
+            outside=self.outside,
         )
         self.drains = Drains(
             endpoints=self.engines.endpoints,
@@ -398,6 +411,7 @@ class Assembly:
             contexts=self.contexts,
             book=AddressBook(self.ingress_rules),
             is_draining=lambda: self.phase is Phase.DRAINING,
+            outside=self.outside,
         )
         self.relay_metrics = RelayMetrics()
         self.access = stream_access_log(sys.stderr, clock)

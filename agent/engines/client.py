@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
+from agent.engines.outside import Outside, is_literal, is_outside
 from agent.settings.manifest import Manifest
 from router_core import limits
 
@@ -71,8 +72,11 @@ class AddressRefused(OSError):
 class EngineClient:
     """One session to one engine. Use from one event loop; ``aclose`` when done."""
 
-    def __init__(self, manifest: Manifest, credential: Credential | None = None) -> None:
+    def __init__(
+        self, manifest: Manifest, credential: Credential | None = None, outside: Outside = is_outside
+    ) -> None:
         self._manifest = manifest
+        self._outside = outside
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "pairmesh"}
         if credential is not None:
             self._headers["Authorization"] = credential.authorization
@@ -103,9 +107,12 @@ class EngineClient:
 
     def _guarded_socket(self, info: AddressInfo) -> socket.socket:
         family, kind, protocol, _, address = info
-        if not may_connect(self._manifest, str(address[0]), int(address[1])):
-            raise AddressRefused(f"{address[0]} is not the address of endpoint {self._manifest.name}")
+        self._guard(address)
         return socket.socket(family, kind, protocol)
+
+    def _guard(self, address: tuple[Any, ...]) -> None:
+        if not may_connect(self._manifest, str(address[0]), int(address[1]), self._outside):
+            raise AddressRefused(f"{address[0]} is not the address of endpoint {self._manifest.name}")
 
     async def get(
         self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY, probe: bool = False
@@ -139,12 +146,14 @@ class EngineClient:
 
     async def touch(self) -> None:
         """Open a bare connection and close it, for engines without any health route."""
-        host, port = self._manifest.url.host, self._manifest.url.port
-        if not may_connect(self._manifest, host, port):
-            raise EngineUnreachable("guard", "address refused")
+        url, loop = self._manifest.url, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(FAST_S):
-                _, writer = await asyncio.open_connection(host, port)
+                found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+                self._guard(found[0][4])
+                _, writer = await asyncio.open_connection(str(found[0][4][0]), url.port)
+        except AddressRefused as error:
+            raise _unreachable(error) from None
         except (OSError, TimeoutError) as error:
             raise EngineUnreachable("connect", type(error).__name__) from None
         writer.close()
@@ -171,11 +180,11 @@ class EngineClient:
         raise EngineUnreachable("read", "event stream ended")
 
 
-def may_connect(manifest: Manifest, host: str, port: int) -> bool:
+def may_connect(manifest: Manifest, host: str, port: int, outside: Outside = is_outside) -> bool:
     """Whether ``host`` (a literal) and ``port`` are this manifest's engine.
 
-    Loopback, or exactly the manifest's address under ``remote_host``; a ``cloud`` name may resolve to any
-    address that is neither loopback nor link-local.
+    Loopback, or exactly the manifest's address under ``remote_host``; a ``cloud`` name may resolve to any address
+    that is ``outside``.
     """
     try:
         address = ip_address(host)
@@ -185,19 +194,7 @@ def may_connect(manifest: Manifest, host: str, port: int) -> bool:
         return False
     if str(address) == manifest.url.host or host == manifest.url.host:
         return address.is_loopback or manifest.remote_host
-    if not manifest.cloud or _is_literal(manifest.url.host):
-        return False
-    return not (
-        address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
-    )
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return manifest.cloud and not is_literal(manifest.url.host) and outside(address)
 
 
 async def _bounded(answer: aiohttp.ClientResponse, cap: int) -> bytes:

@@ -62,6 +62,7 @@ class OpenAiPlain:
     def __init__(self, client: EngineClient, identity: Identity, manifest: Manifest) -> None:
         self._client = client
         self._declared = declared_only(manifest.models)
+        self._only_declared = manifest.cloud and bool(manifest.models)
         self._owned: tuple[OwnedModel, ...] = ()
         self._health_route = True
 
@@ -74,6 +75,10 @@ class OpenAiPlain:
         return 0
 
     async def inventory(self) -> tuple[OwnedModel, ...]:
+        """What it lists; of a ``cloud`` endpoint, whose list may be long and is not free, what the operator declares."""
+        if self._only_declared:
+            self._owned = self._declared
+            return self._owned
         try:
             self._owned = listed_models(await self._client.get_json("/v1/models", timeout_s=SLOW_S))
         except EngineMisspoke as error:

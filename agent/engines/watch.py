@@ -13,6 +13,7 @@ from agent.engines.client import EngineClient
 from agent.engines.contract import Credential, EndpointStatus
 from agent.engines.detect import default_manifest, detect
 from agent.engines.monitor import Cadence, Changed, EndpointMonitor
+from agent.engines.outside import Outside, is_outside
 from agent.settings.manifest import Manifest
 from router_core import limits
 from router_core.errors import LocalMisuse
@@ -21,6 +22,8 @@ from router_core.record.state import Dialect
 DETECT_EVERY_S = 30.0
 LOOK_S = 2.0
 """How long a new manifest of an endpoint waits for its first look before it takes over."""
+CLOUD = Cadence(busy_ms=15_000, fast_ms=30_000, quiet_ms=60_000, slow_ms=600_000)
+"""Somebody else's server is asked no more than is needed to know that it is there."""
 
 
 class EngineWatch:
@@ -28,7 +31,7 @@ class EngineWatch:
 
     ``changed(status, urgent)`` is called on the event loop for every change; ``read_credential(file name)``
     gives the key behind a manifest's ``credential`` and is called once per manifest, by the constructor.
-    ``ports`` empty switches detection off. At most ``limits.ENGINES`` endpoints are watched.
+    ``ports`` empty switches detection off; ``outside`` says where names of ``cloud`` endpoints may lead. At most ``limits.ENGINES`` endpoints are watched.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class EngineWatch:
         read_credential: Callable[[str], str],
         ports: tuple[int, ...] = LOOPBACK_PORTS,
         cadence: Cadence | None = None,
+        outside: Outside = is_outside,
     ) -> None:
         self._clock = clock
         self._rng = rng
@@ -49,6 +53,7 @@ class EngineWatch:
         self._tasks = Tasks(failed)
         self._ports = ports
         self._cadence = cadence or Cadence()
+        self._outside = outside
         self._monitors: dict[str, EndpointMonitor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._newest = _Newest(self._monitors)
@@ -156,12 +161,12 @@ class EngineWatch:
     ) -> EndpointMonitor:
         return EndpointMonitor(
             manifest,
-            EngineClient(manifest, credential),
+            EngineClient(manifest, credential, self._outside),
             clock=self._clock,
             rng=self._rng,
             spawn=self._tasks.spawn,
             changed=self._changed,
-            cadence=self._cadence,
+            cadence=CLOUD if manifest.cloud else self._cadence,
             credential=credential,
             detected=detected,
         )

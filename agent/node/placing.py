@@ -30,7 +30,7 @@ from router_core.placement.ledger import Ledger
 from router_core.placement.offers import offer_of
 from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
-from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
+from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest, RequestClass
 from router_core.placement.sessions import Sessions, session_key
 from router_core.placement.survey import Survey, survey
 from router_core.policy.placement import Match, PlacementPolicy
@@ -64,6 +64,7 @@ class Placing:
         clock: Clock,
         journal: Keeping,
         metrics: DecisionMetrics,
+        spilling: set[RequestClass],
         demand: Demand,
         authority: Authority | None = None,
     ) -> None:
@@ -74,6 +75,8 @@ class Placing:
         self.metrics = metrics
         self.authority = authority
         self.demand = demand
+        self.spilling = spilling
+        """Classes whose requests leave the mesh where they may."""
         self._sessions = sessions
         self._secret = session_secret
         self._journal = journal
@@ -101,6 +104,13 @@ class Placing:
             return None, None
         key = session_key(hints.session, self._secret)
         return key, self._sessions.find(key, now)
+
+    def spilled(self, request_class: RequestClass, is_on: bool | None) -> None:
+        """Whether requests of this class leave the mesh from now on; None says nothing about it."""
+        if is_on:
+            self.spilling.add(request_class)
+        elif is_on is False:
+            self.spilling.discard(request_class)
 
     def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
         """Of a request now tells ``decision_id`` (after decision ``before``), whose record waits for the ending."""
@@ -215,6 +225,7 @@ class Choosing:
             self._count(request.model, decision, fleet, now)
             self._note_wait(decision.hold, now)
             self._keep(decision)
+        placing.spilled(request.hints.request_class, decision.spill_on)
         if decision.chosen is not None:
             return self._routed(decision, decision.chosen, now)
         turned = _turned(decision, self._told_by)

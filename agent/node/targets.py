@@ -4,13 +4,16 @@ Read on a request's path, so everything is a look-up. A peer's address that coul
 next time. Refuses to know who chose and why.
 """
 
+import ssl
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from agent.board import Board
 from agent.engines.classify import classify
 from agent.engines.contract import EndpointStatus
+from agent.engines.outside import Outside, is_literal, is_outside
 from agent.identity.tls import TlsContexts
 from agent.mesh.addresses import AddressBook, Endpoint
 from agent.relay.ports import PeerRoute
@@ -37,14 +40,16 @@ class _Known(NamedTuple):
 
 
 class EngineTarget:
-    """One own engine, as the relay sees it."""
+    """One own engine, as the relay sees it. ``outside`` judges where the name of a ``cloud`` endpoint leads."""
 
-    def __init__(self, status: EndpointStatus) -> None:
+    def __init__(self, status: EndpointStatus, outside: Outside = is_outside) -> None:
         manifest = status.manifest
         self._status = status
         self.name = status.name
         self.ip, self.port = status.base
-        self.host = str(manifest.url).partition("//")[2].encode("ascii")
+        self.host = manifest.url.authority.encode("ascii")
+        self.tls = system_trust() if manifest.url.scheme == "https" else None
+        self.admits = outside if manifest.cloud and not is_literal(self.ip) else None
         self.pass_headers = frozenset(name.lower().encode("ascii") for name in manifest.pass_headers)
         self.authorization = status.credential.authorization if status.credential is not None else None
         self.off_host = manifest.remote_host or manifest.cloud
@@ -74,6 +79,7 @@ class NodeTargets:
         contexts: TlsContexts,
         book: AddressBook,
         is_draining: Callable[[], bool],
+        outside: Outside = is_outside,
     ) -> None:
         self._board = board
         self._endpoints = endpoints
@@ -81,6 +87,7 @@ class NodeTargets:
         self._contexts = contexts
         self._book = book
         self._is_draining = is_draining
+        self._outside = outside
         self._known: dict[str, tuple[EndpointStatus, EngineTarget]] = {}
         self._routes: dict[NodeId, _Known] = {}
 
@@ -96,7 +103,7 @@ class NodeTargets:
             return None
         known = self._known.get(endpoint)
         if known is None or not _is_same_engine(known[0], status):
-            known = self._known[endpoint] = (status, EngineTarget(status))
+            known = self._known[endpoint] = (status, EngineTarget(status, self._outside))
         return known[1]
 
     def peer(self, node: NodeId) -> PeerRoute | None:
@@ -165,6 +172,12 @@ class NodeTargets:
                 if facts.name == endpoint and facts.kind in _KINDS:
                     return EngineKind(facts.kind)
         return EngineKind.OPENAI
+
+
+@lru_cache(maxsize=1)
+def system_trust() -> ssl.SSLContext:
+    """Verifies names by the certificate authorities that this system trusts; made at the first use."""
+    return ssl.create_default_context()
 
 
 def _is_same_engine(old: EndpointStatus, new: EndpointStatus) -> bool:

@@ -50,6 +50,9 @@ def place_of(targets: Targets, routed: Routed) -> Place | None:
                 idle_most=_ENGINE_IDLE_MOST,
                 most=endpoint.connections,
                 off_host=endpoint.off_host,
+                context=endpoint.tls,
+                server_name=endpoint.ip if endpoint.tls is not None else None,
+                admits=endpoint.admits,
             ),
             endpoint,
         )

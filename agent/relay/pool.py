@@ -5,9 +5,12 @@ A socket that might be on its way to be closed is given up rather than used. Ref
 
 import asyncio
 import contextlib
+import socket
 import ssl
+from ipaddress import ip_address
 
 from agent.relay.accept import keep_watch
+from agent.relay.ports import Admits
 from agent.relay.upstream import Options, Target, UpstreamConnection
 from router_core import limits
 from router_core.exchange.failure import Cause
@@ -67,7 +70,7 @@ class Pool:
             async with turn:
                 transport, _ = await self._loop.create_connection(
                     lambda: connection,
-                    target.ip,
+                    target.ip if options.admits is None else await self._resolved(target, options.admits),
                     target.port,
                     ssl=options.context,
                     server_hostname=options.server_name,
@@ -85,6 +88,13 @@ class Pool:
         if options.off_host:
             keep_watch(transport.get_extra_info("socket"))
         return connection
+
+    async def _resolved(self, target: Target, admits: Admits) -> str:
+        """The first address that the target's name leads to and may; raises ``OSError``."""
+        for *_, address in await self._loop.getaddrinfo(target.ip, target.port, type=socket.SOCK_STREAM):
+            if admits(ip_address(address[0])):
+                return str(address[0])
+        raise OSError(f"{target.owner}: its name leads nowhere that it may")
 
     def keep(self, connection: UpstreamConnection, idle_ms: int) -> None:
         """Take a connection back that may serve again."""

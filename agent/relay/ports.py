@@ -7,6 +7,7 @@ Refuses to know: mesh links, the view's folding, engines' polling, where files l
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
+from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
 from msgspec import Struct
@@ -134,8 +135,12 @@ Placer = Callable[[Asked], Choosing]
 # --- targets -------------------------------------------------------------------------------------------------
 
 
+Admits = Callable[[IPv4Address | IPv6Address], bool]
+"""True for an address that may be connected."""
+
+
 class LocalEndpoint(Protocol):
-    """One engine of this host, or one this host speaks for. ``ip`` is a literal."""
+    """One engine of this host, or one this host speaks for. ``ip`` is a literal, or a name if it ``admits``."""
 
     @property
     def name(self) -> str: ...
@@ -157,6 +162,14 @@ class LocalEndpoint(Protocol):
 
     @property
     def off_host(self) -> bool: ...
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How to verify it, None for plain HTTP."""
+
+    @property
+    def admits(self) -> Admits | None:
+        """Which addresses its name may lead to, None if it has a literal address."""
+
     @property
     def connect_ms(self) -> int: ...
     @property

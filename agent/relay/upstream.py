@@ -15,6 +15,7 @@ import httptools
 from msgspec import Struct
 
 from agent.relay.headers import Headers
+from agent.relay.ports import Admits
 from router_core import limits
 from router_core.exchange.failure import Cause
 
@@ -38,7 +39,8 @@ class Target(Struct, frozen=True, gc=False):
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How connections to one kind of target are made and kept. ``pin`` is the only certificate accepted."""
+    """How connections to one kind of target are made and kept. ``pin`` is the only certificate accepted; ``admits``,
+    of a target with a name, judges each address that it leads to."""
 
     idle_ms: int
     idle_most: int
@@ -47,6 +49,7 @@ class Options(Struct, frozen=True, kw_only=True):
     context: ssl.SSLContext | None = None
     server_name: str | None = None
     pin: bytes | None = None
+    admits: Admits | None = None
 
 
 class Sink(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -49,6 +50,9 @@ class Caps(Struct, frozen=True, gc=False, kw_only=True):
         return Caps(known=self.known | other.known, has=(self.has & ~other.known) | (other.has & other.known))
 
 
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
 class EngineUrl(Struct, frozen=True, gc=False, kw_only=True):
     """Scheme, host and port of an engine. ``host`` is an IP literal, except for ``cloud`` endpoints."""
 
@@ -57,8 +61,13 @@ class EngineUrl(Struct, frozen=True, gc=False, kw_only=True):
     port: int
 
     def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as the ``Host`` header tells them: without the port that the scheme implies."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 class DeclaredModel(Struct, frozen=True, gc=False, kw_only=True):
@@ -238,7 +247,7 @@ def _url(top: Table, *, remote: bool, cloud: bool) -> EngineUrl:
         top.fault("url", "port 0 is not allowed")
     if (problem := _host_problem(host, remote=remote, cloud=cloud)) is not None:
         top.fault("url", problem)
-    return EngineUrl(scheme=parts.scheme, host=host, port=port or (443 if parts.scheme == "https" else 80))
+    return EngineUrl(scheme=parts.scheme, host=host, port=port or DEFAULT_PORTS.get(parts.scheme, 0))
 
 
 def _host_problem(host: str, *, remote: bool, cloud: bool) -> str | None:

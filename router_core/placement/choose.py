@@ -186,13 +186,14 @@ class _Field(Generic[S]):
         if self._least is None:
             columns = zip(*[_factors(other) for other in self.rows], strict=True)
             self._least = tuple([min(column) for column in columns])
-        slo, memory, switch, pressure, speed = self._least
+        slo, memory, switch, pressure, speed, spill = self._least
         return (
             slo >= row.slo - eps
             and speed >= row.speed - eps
             and pressure >= row.pressure - eps
             and memory >= row.memory - eps
             and switch >= row.switch - eps
+            and spill >= row.spill - eps
         )
 
     def _fullest(self, below: float) -> S | None:

@@ -7,6 +7,7 @@ is wrong is what it says, never what it hears.
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 Wire = asyncio.StreamWriter
@@ -42,11 +43,11 @@ class ScriptedEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def serving(self, host: str = "127.0.0.1") -> AsyncIterator[str]:
+    async def serving(self, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
         """Serve for the length of the block; the base URL."""
-        server = await asyncio.start_server(self._accept, host, 0)
+        server = await asyncio.start_server(self._accept, host, 0, ssl=tls)
         try:
-            yield f"http://{host}:{server.sockets[0].getsockname()[1]}"
+            yield f"http{'s' if tls else ''}://{host}:{server.sockets[0].getsockname()[1]}"
         finally:
             server.close()
             for task in self._tasks:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import gzip
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 
 import pytest
 from aiohttp import web
 
 from agent.engines.client import EngineClient, may_connect
 from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
+from agent.engines.outside import IpAddress, beyond
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from tests.support.engine_setup import client_of, manifest
 from tests.support.fakes.replay import ReplayServer, Sample
@@ -151,17 +153,67 @@ def test_a_remote_host_is_exactly_the_manifests_address() -> None:
     assert not may_connect(described, "127.0.0.1", 8080)
 
 
-def test_a_cloud_name_may_not_resolve_to_this_host_or_this_link() -> None:
-    described = Manifest(
+def cloud(host: str, port: int = 443, scheme: str = "https") -> Manifest:
+    return Manifest(
         name="cloud",
-        url=EngineUrl(scheme="https", host="api.example.com", port=443),
+        url=EngineUrl(scheme=scheme, host=host, port=port),
         engine=EngineKind.OPENAI,
         cloud=True,
         remote_host=True,
     )
+
+
+def test_a_cloud_name_may_not_resolve_to_this_host_or_this_link() -> None:
+    described = cloud("api.example.com")
     assert may_connect(described, "203.0.113.9", 443)
-    for host in ("127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1"):
+    assert not may_connect(described, "203.0.113.9", 80)
+    for host in (
+        "127.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "169.254.169.254",
+        "fe80::1",
+        "0.0.0.0",
+        "224.0.0.1",
+    ):
         assert not may_connect(described, host, 443)
+
+
+def test_a_cloud_name_may_not_resolve_to_a_node_of_the_mesh() -> None:
+    mesh: set[IpAddress] = set()
+    rule = beyond(lambda: mesh)
+    described = cloud("api.example.com")
+    assert may_connect(described, "203.0.113.9", 443, rule)
+    mesh.add(ip_address("203.0.113.9"))
+    assert not may_connect(described, "203.0.113.9", 443, rule)
+    assert not may_connect(described, "127.0.0.1", 443, rule)
+
+
+async def test_a_cloud_name_that_leads_home_is_never_connected() -> None:
+    server = ReplayServer({"/v1/models": Sample(200, {}, b"{}")})
+    async with server.serving():
+        for look in ("get", "touch"):
+            client = EngineClient(cloud("localhost", server.port, "http"))
+            with pytest.raises(EngineUnreachable) as caught:
+                await (client.touch() if look == "touch" else client.get("/v1/models"))
+            assert caught.value.reason == "guard"
+            await client.aclose()
+    assert server.calls == []
+
+
+async def test_a_cloud_name_is_looked_up_at_each_connect() -> None:
+    seen: list[IpAddress] = []
+
+    def note(address: IpAddress) -> bool:
+        seen.append(address)
+        return address.version == 4
+
+    server = ReplayServer({"/v1/models": Sample(200, {}, b"{}")})
+    async with server.serving():
+        client = EngineClient(cloud("localhost", server.port, "http"), outside=note)
+        assert (await client.get("/v1/models")).status == 200
+        await client.aclose()
+    assert ip_address("127.0.0.1") in seen
 
 
 async def test_only_our_own_key_travels_and_it_never_prints() -> None:

@@ -40,7 +40,7 @@ from router_core.placement.fleet import Live
 from router_core.placement.hold import Hold
 from router_core.placement.ledger import Ledger
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Endpoint
+from router_core.placement.request import Endpoint, RequestClass
 from router_core.placement.sessions import Sessions
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy
@@ -113,6 +113,7 @@ def an_endpoint(name: str = "llama", **over: Any) -> EndpointStatus:
         max_queue=over.pop("max_queue", None),
         jit_load=over.pop("jit_load", None),
         remote_host=over.pop("remote_host", False),
+        cloud=over.pop("cloud", False),
     )
     fields: dict[str, Any] = {
         "manifest": manifest,
@@ -198,6 +199,7 @@ class World:
         self.breakers = Breakers(ExchangePolicy())
         self.profiles = Profiles(ProfilePolicy())
         self.suspects: set[Endpoint] = set()
+        self.spilling: set[RequestClass] = set()
         self.policy = policy or PlacementPolicy()
         self.hold = Hold(self.policy)
         self.board = Board(empty(id32("me"), NodeName("me")))
@@ -206,7 +208,13 @@ class World:
             own=a_member("me"),
             profiles=self.profiles,
             policy=self.policy,
-            live=Live(ledger=self.ledger, breakers=self.breakers, hold=self.hold, suspects=self.suspects),
+            live=Live(
+                ledger=self.ledger,
+                breakers=self.breakers,
+                hold=self.hold,
+                suspects=self.suspects,
+                spilling=self.spilling,
+            ),
             reborn=self.breakers.reborn,
             clock=self.clock,
         )
@@ -221,6 +229,7 @@ class World:
             clock=self.clock,
             journal=self.kept,
             metrics=DecisionMetrics(),
+            spilling=self.spilling,
             demand=Demand(),
         )
         if tmp is not None:

@@ -10,12 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agent.engines.contract import Health
 from agent.node.placing import Choosing, hints_header
+from agent.node.statement import EndpointWork
 from agent.observe.metrics import Registry
 from agent.relay.ports import Queued, Routed, Turned
 from router_core.exchange.events import Result
 from router_core.exchange.failure import Cause, FailureClass
 from router_core.placement.reasons import Action, HintOutcome
-from router_core.placement.request import HintNote
+from router_core.placement.request import HintNote, Locality, RequestClass
 from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import (
     World,
@@ -277,6 +278,21 @@ def test_the_client_is_told_what_stood_in_for_the_model_it_named() -> None:
     routed = world.route(world.ask(headers=(("x-pairmesh-match", "quant"),)))
     assert (routed.served, routed.match) == ("big", "quant")
     assert world.route(world.ask(model="big", headers=(("x-pairmesh-match", "quant"),))).match is None
+
+
+def test_requests_go_on_leaving_the_mesh_until_it_is_nearly_as_good_again() -> None:
+    world = World(policy=PlacementPolicy(spill_cap=Locality.ANY))
+    world.own(an_endpoint("out", cloud=True, remote_host=True, slots=8))
+    world.peer("beta", an_endpoint(), work={"llama": EndpointWork(work_s=400.0)})
+    batch = ("x-pairmesh-class", "batch")
+    away = (("x-pairmesh-locality", "any"), batch)
+    assert world.route(world.ask(headers=(batch,))).endpoint == "llama"
+    assert not world.spilling
+    routed = world.route(world.ask(headers=away))
+    assert (routed.endpoint, world.spilling) == ("out", {RequestClass.BATCH})
+    world.peer("beta", an_endpoint())
+    assert world.route(world.ask(headers=away)).endpoint == "llama"
+    assert not world.spilling
 
 
 def test_a_session_is_kept_where_it_was_served_and_the_client_is_told() -> None:

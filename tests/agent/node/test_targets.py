@@ -1,5 +1,6 @@
 """Where chosen endpoints are: look-ups that follow the roster, the view and what could not be reached."""
 
+import ssl
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -11,6 +12,7 @@ from agent.identity.own import load_identity
 from agent.identity.tls import OwnFiles, TlsContexts
 from agent.mesh.addresses import AddressBook, AddressRules
 from agent.node.targets import CONNECTIONS_MOST, NodeTargets
+from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from router_core.exchange.failure import FailureClass
 from router_core.ids import Id16, node_id_of
 from router_core.record.membership import Liveness, Member
@@ -147,6 +149,21 @@ def test_an_own_engine_is_addressed_as_its_manifest_says(hand: Hand) -> None:
         "unheard",
     ]
     assert not found.off_host
+
+
+def test_an_endpoint_outside_the_mesh_is_verified_by_name_and_never_leads_home(hand: Hand) -> None:
+    url = EngineUrl(scheme="https", host="api.example.com", port=443)
+    manifest = Manifest(name="out", url=url, engine=EngineKind.OPENAI, cloud=True, remote_host=True)
+    hand.endpoints = {"out": an_endpoint("out", manifest=manifest)}
+    found = hand.targets.local("out")
+    assert found is not None
+    assert (found.ip, found.port, found.host) == ("api.example.com", 443, b"api.example.com")
+    assert found.tls is not None
+    assert found.tls.check_hostname
+    assert found.tls.verify_mode is ssl.CERT_REQUIRED
+    assert found.admits is not None
+    assert found.admits(ip_address("203.0.113.9"))
+    assert not found.admits(ip_address("127.0.0.1"))
 
 
 def test_a_changed_engine_is_seen_at_the_next_look(hand: Hand) -> None:

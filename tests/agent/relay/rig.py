@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import (
     AccessLine,
+    Admits,
     Asked,
     AttemptReport,
     FirstBytes,
@@ -68,6 +70,8 @@ class Local:
     idle_ms: int = 300_000
     connections: int = 64
     spelled: str | None = None
+    tls: ssl.SSLContext | None = None
+    admits: Admits | None = None
 
     @property
     def host(self) -> bytes:

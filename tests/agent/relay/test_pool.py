@@ -3,11 +3,17 @@
 import asyncio
 import contextlib
 import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
 
 from agent.relay.pool import ConnectFailed, Pool
 from agent.relay.upstream import Options, Target
 from router_core import limits
+from router_core.exchange.failure import Cause
 from tests.support.until import until
+from tests.support.vouched import Vouched
 
 BURST = 24
 
@@ -47,4 +53,72 @@ async def test_a_burst_runs_few_handshakes_with_one_peer_at_a_time() -> None:
         await asyncio.gather(*burst)
     assert len(seen) == BURST
     assert max(seen) <= limits.HANDSHAKES_TO_PEER
+    assert pool.open_connections == 0
+
+
+def outside(context: ssl.SSLContext | None, *, admits: bool = True) -> Options:
+    """How an endpoint outside the mesh, called ``localhost``, is connected."""
+    return Options(
+        idle_ms=0,
+        idle_most=0,
+        most=8,
+        off_host=True,
+        context=context,
+        server_name="localhost",
+        admits=lambda _: admits,
+    )
+
+
+@contextlib.asynccontextmanager
+async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[int]]]:
+    """A server on loopback: its port, and an entry per connection that got through the handshake."""
+    got: list[int] = []
+
+    def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(1)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(accepted, "localhost", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield port, got
+
+
+async def test_a_name_outside_the_mesh_is_looked_up_and_verified(tmp_path: Path) -> None:
+    vouched = Vouched(tmp_path, "localhost")
+    pool = Pool(asyncio.get_running_loop())
+    async with listening(vouched.server()) as (port, _):
+        connection = await pool.connect(Target("out", "localhost", port), outside(vouched.client()))
+        tls = connection.transport.get_extra_info("ssl_object")
+        assert tls.context.check_hostname
+        connection.abort()
+        await until(lambda: pool.open_connections == 0)
+
+
+@pytest.mark.parametrize("names", [("other.example",), ("127.0.0.1",)])
+async def test_a_certificate_for_another_name_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    vouched = Vouched(tmp_path, *names)
+    pool = Pool(asyncio.get_running_loop())
+    async with listening(vouched.server()) as (port, _):
+        with pytest.raises(ConnectFailed) as caught:
+            await pool.connect(Target("out", "localhost", port), outside(vouched.client()))
+    assert caught.value.cause is Cause.IDENTITY
+    assert pool.open_connections == 0
+
+
+async def test_an_authority_that_the_system_does_not_trust_is_refused(tmp_path: Path) -> None:
+    pool = Pool(asyncio.get_running_loop())
+    async with listening(Vouched(tmp_path, "localhost").server()) as (port, _):
+        with pytest.raises(ConnectFailed) as caught:
+            await pool.connect(Target("out", "localhost", port), outside(ssl.create_default_context()))
+    assert caught.value.cause is Cause.IDENTITY
+
+
+async def test_a_name_that_leads_where_it_may_not_is_never_connected() -> None:
+    pool = Pool(asyncio.get_running_loop())
+    async with listening() as (port, got):
+        with pytest.raises(ConnectFailed) as caught:
+            await pool.connect(Target("out", "localhost", port), outside(None, admits=False))
+    assert caught.value.cause is Cause.CONNECT_FAILED
+    assert got == []
     assert pool.open_connections == 0

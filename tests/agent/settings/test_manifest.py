@@ -92,7 +92,7 @@ def test_every_key_is_read() -> None:
         % ("ab" * 32)
     )
     assert manifest.name == "gpu-box"
-    assert str(manifest.url) == "https://api.example.com:443"
+    assert str(manifest.url) == "https://api.example.com"
     assert (manifest.cloud, manifest.remote_host) == (True, True), "cloud implies another host"
     assert manifest.dialects == Dialect.CHAT | Dialect.EMBED
     assert (manifest.price_in, manifest.price_out) == (0.5, 2.0)
