@@ -60,6 +60,10 @@ AGAINST: Final = {
     "adj": "no bonus from hint or session, or a looser match",
     "draw": "as good: the draw went the other way",
 }
+NOT_NEEDED: Final = {
+    "better_match": "has another model, and the one asked for did well enough",
+    "not_needed": "is outside the mesh, which did well enough",
+}
 STAND_INS: Final = {
     1: "the same weights in another quantisation",
     2: "a model of the same family, no smaller",
@@ -280,6 +284,8 @@ def _left_out(record: DecisionRecord) -> Iterator[str]:
 
 
 def _exclusion(row: Excluded) -> str:
+    if row.detail in NOT_NEEDED:
+        return NOT_NEEDED[row.detail]
     said = EXCLUSIONS.get(row.code, row.code.value)
     return f"{said} ({row.detail})" if row.detail else said
 

@@ -1,7 +1,7 @@
 """Whom to ask about a model. Whoever has it can tell, so nothing is scored, reserved or drawn.
 
-Order: this node, then where the model is resident, then the nearest node. Filters that say whether an endpoint may be
-used at all hold as for any request; how busy it is does not count.
+Order: the mesh first; in it this node, then where the model is resident, then the nearest node. Filters that say whether
+an endpoint may be used at all hold as for any request; how busy it is does not count.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def choose_owner(
         return max(reasons, key=lambda reason: reason.order, default=Reason.MODEL_ABSENT)
     return min(
         open_rows,
-        key=lambda row: (not row.is_self, not row.resident, rtts.get(row.node, _FAR_MS), row.key),
+        key=lambda row: (row.cloud, not row.is_self, not row.resident, rtts.get(row.node, _FAR_MS), row.key),
     )
 
 

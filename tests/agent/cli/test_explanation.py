@@ -144,6 +144,19 @@ def test_a_cold_choice_says_that_it_loads_first() -> None:
     assert "nothing else could have served it\n" in text
 
 
+def test_what_stood_in_and_what_left_the_mesh_is_said_so() -> None:
+    far = replace(candidate("@tiny/ollama", 0.5), level=1, price=0.0123)
+    kept = (
+        Excluded(row="@a/x", code=Reason.LOCALITY, detail="not_needed"),
+        Excluded(row="@b/y", code=Reason.MODEL_ABSENT, detail="better_match"),
+    )
+    text = told(action=Action.SPILL, chosen="@tiny/ollama", candidates=(far,), alternatives=(), excluded=kept)
+    assert f"  as {far.model}: the same weights in another quantisation\n" in text
+    assert "  outside the mesh, at a price of about 0.0123\n" in text
+    assert "@a/x  is outside the mesh, which did well enough\n" in text
+    assert "@b/y  has another model, and the one asked for did well enough\n" in text
+
+
 def test_a_preferred_node_that_was_left_out_is_explained_by_its_reason() -> None:
     note = HintNote(hint="prefer", ref="@laptop", outcome=HintOutcome.EXCLUDED, detail="pressure")
     assert "hint prefer @laptop: not possible: it is under pressure\n" in told(hints=(note,))

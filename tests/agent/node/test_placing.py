@@ -286,7 +286,7 @@ def test_requests_go_on_leaving_the_mesh_until_it_is_nearly_as_good_again() -> N
     world.peer("beta", an_endpoint(), work={"llama": EndpointWork(work_s=400.0)})
     batch = ("x-pairmesh-class", "batch")
     away = (("x-pairmesh-locality", "any"), batch)
-    assert world.route(world.ask(headers=(batch,))).endpoint == "llama"
+    assert serve(world, world.ask(headers=(batch,))).endpoint == "llama"
     assert not world.spilling
     routed = world.route(world.ask(headers=away))
     assert (routed.endpoint, world.spilling) == ("out", {RequestClass.BATCH})

@@ -1,5 +1,6 @@
 """Whom a question about a model goes to: an order without scores, and the filters of any request."""
 
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -11,6 +12,7 @@ from router_core.ids import Id16
 from router_core.placement.admission import Gate
 from router_core.placement.owner import choose_owner
 from router_core.placement.reasons import Reason
+from router_core.placement.request import Locality
 from router_core.placement.rows import Row
 from router_core.record.state import Dialect
 from tests.support.fleets import ME, NOW, POLICY, a_fleet, a_request, a_row, id32, parsed_hints
@@ -49,6 +51,16 @@ def test_the_own_node_comes_first_then_a_resident_one_then_the_nearest() -> None
             asked.append(found)
             left = [row for row in left if row.node_name != found]
         assert asked == ["own", "warm", "warmfar", "cold"]
+
+
+def test_nobody_outside_the_mesh_is_asked_what_a_node_of_it_can_tell() -> None:
+    rows = an_ollama("out", is_self=True, cloud=True), an_ollama("far")
+    request = a_request(model="tiny", dialect=NATIVE, hints=parsed_hints(locality="any"))
+    free = replace(POLICY, spill_cap=Locality.ANY)
+    found = choose_owner(request, a_fleet(*rows), free, {}, NOW)
+    assert isinstance(found, Row)
+    assert found.node_name == "far"
+    assert owner(rows[0]) is Reason.LOCALITY
 
 
 def test_a_node_whose_distance_is_unknown_is_the_farthest() -> None:
