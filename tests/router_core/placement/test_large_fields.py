@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from router_core.placement.choose import near_ties
+from router_core.placement.choose import choose, near_ties
 from router_core.placement.fleet import Fleet, Live
 from router_core.placement.reasons import AuthorityOutcome, Reason
 from router_core.placement.request import Advice, Counsel, Pin, PlacementRequest
-from router_core.placement.survey import survey
+from router_core.placement.survey import Scored, survey
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
 from tests.router_core.placement.test_plain_rules import a_chance_request, a_chance_view
@@ -113,3 +113,28 @@ def test_own_work_that_no_record_shows_yet_moves_a_row_behind_those_without() ->
         fleet.live.ledger.reserve(decision.chosen, NOW)
     used = {endpoint for endpoint, owed in fleet.live.ledger.owed.items() if owed.requests}
     assert len(used) > 48
+
+
+class Watched:
+    """A scored row that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, scored: Scored) -> None:
+        self._scored = scored
+
+    def __getattr__(self, name: str) -> Any:
+        Watched.looks += 1
+        return getattr(self._scored, name)
+
+
+def looks_at(count: int) -> int:
+    fleet = a_fleet(*(a_row(f"n{number}") for number in range(count)))
+    rows = [Watched(scored) for scored in survey(a_request(), fleet, POLICY, NOW).scored]
+    Watched.looks = 0
+    choose(rows, POLICY, bytes(8), lambda _row: 1.0)
+    return Watched.looks
+
+
+def test_rows_that_nothing_tells_apart_are_not_each_held_against_each() -> None:
+    assert looks_at(64) <= 2.5 * looks_at(32)
