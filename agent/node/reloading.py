@@ -14,6 +14,7 @@ from agent.node.endpoints import OwnEndpoints
 from agent.observe.log import Log
 from agent.settings.manifest import ManifestsRead, read_manifests
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
+from agent.store.folders import RefuseToStart
 from router_core.policy.placement import PlacementPolicy
 
 POLL_S = 2.0
@@ -24,7 +25,8 @@ Look = Mapping[str, tuple[int, int, int, int]]
 
 
 class Reloading:
-    """``swap`` puts a policy in force and may say what is wrong with it; ``now`` is set to have all files read."""
+    """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``; ``now`` is set to
+    have all files read."""
 
     def __init__(
         self,
@@ -55,8 +57,9 @@ class Reloading:
             look = await asyncio.to_thread(look_at, self._folder)
             if asked or (look == last and look != read):
                 await self._read()
+                if asked or read is not None:
+                    self._log.info("config.reloaded", policy=self._current().hash, faults=len(self.faults))
                 read = look
-                self._log.info("config.reloaded", policy=self._current().hash, faults=len(self.faults))
             last = look
             self._endpoints.sweep()
             with contextlib.suppress(TimeoutError):
@@ -67,7 +70,10 @@ class Reloading:
         policy = await asyncio.to_thread(load_policy, self._folder)
         manifests = await asyncio.to_thread(read_manifests, self._folder / ENDPOINTS)
         faults = self._take_policy(policy) if isinstance(policy, PolicyRead) else _refusals(policy)
-        self.tell([*faults, *manifest_faults(manifests), *await self._endpoints.follow(manifests.manifests)])
+        faults += manifest_faults(manifests)
+        if manifests.listed:
+            faults += await self._endpoints.follow(manifests.manifests)
+        self.tell(faults)
 
     def _take_policy(self, read: PolicyRead) -> list[str]:
         policy = read.policy
@@ -75,7 +81,7 @@ class Reloading:
             return []
         try:
             self._swap(policy)
-        except Exception as refused:  # a part that cannot work by it
+        except RefuseToStart as refused:
             return _refusals([refused])
         self._log.info("policy.replaced", preset=policy.name, hash=policy.hash)
         return []

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from agent.settings.reading import open_to_all
 from agent.settings.toml_table import Table
 from router_core import limits
 from router_core.record.state import U32_MAX, Capability, Dialect
@@ -133,18 +134,30 @@ class ManifestFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestsRead:
-    """The good manifests of a folder and everything wrong with the others."""
+    """The good manifests of a folder and everything wrong with the others. ``listed`` is False if nobody can tell which
+    there are."""
 
     manifests: tuple[Manifest, ...]
     faults: tuple[ManifestFault, ...]
+    listed: bool = True
 
 
 def read_manifests(folder: Path) -> ManifestsRead:
     """Parse every ``*.toml`` of ``folder`` (a missing folder holds none), in the order of file names."""
     manifests: dict[str, Manifest] = {}
     faults: list[ManifestFault] = []
-    for path in sorted(folder.glob("*.toml")):
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
+    except FileNotFoundError:
+        paths = []
+    except OSError as error:
+        fault = ManifestFault(file="", key="", problem=f"unreadable folder: {error.strerror}")
+        return ManifestsRead(manifests=(), faults=(fault,), listed=False)
+    for path in paths:
         try:
+            if problems := open_to_all(folder, path):
+                faults += [ManifestFault(file=path.name, key="", problem=problem) for problem in problems]
+                continue
             with path.open("rb") as file:
                 raw = file.read(MANIFEST_BYTES + 1)
         except OSError as error:
@@ -169,7 +182,7 @@ def parse_manifest(raw: bytes, file: str) -> tuple[Manifest | None, tuple[Manife
         return None, (ManifestFault(file=file, key="", problem=problem),)
     try:
         tree = tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         return None, (ManifestFault(file=file, key="", problem=f"not TOML: {error}"),)
     top = Table(tree)
     manifest = _manifest(top, file.removesuffix(".toml"))

@@ -38,7 +38,7 @@ class AuthorityPolicy:
 
     def __post_init__(self) -> None:
         if self.url and (problem := _problem_of(self.url)) is not None:
-            raise LocalMisuse(f"authority url {self.url!r} {problem}")
+            raise LocalMisuse(f"authority url {problem}")
         if self.mode is not AuthorityMode.OFF and not self.url:
             raise LocalMisuse(f"authority mode {self.mode.value!r} needs a url")
         for name in ("budget_ms", "in_flight", "failures", "open_ms", "answers_kept"):

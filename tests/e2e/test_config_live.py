@@ -281,3 +281,18 @@ async def test_an_unknown_endpoint_is_named_with_the_known_ones(serving: Live) -
     status, _, said = await serving.node.cli("drain", "enigne")
     assert status == 1
     assert "it has: engine" in said
+
+
+async def test_a_folder_that_cannot_be_read_takes_nothing_away(serving: Live) -> None:
+    endpoints = serving.node.config / "endpoints"
+    endpoints.rename(serving.node.config / "aside")
+    endpoints.write_text("no folder")
+    serving.write("policy.toml", "x = " + "9" * 5_000)
+    serving.hang_up()
+
+    async def told() -> bool:
+        return len((await serving.own())["faults"]) == 2
+
+    await wait_for(told, 10, "both faults")
+    assert (await serving.own())["drains"] == []
+    assert await serving.code() is None

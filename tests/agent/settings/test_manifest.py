@@ -264,3 +264,30 @@ def test_any_tree_gives_a_manifest_or_faults_and_never_an_exception(tree: dict[s
 def test_any_bytes_give_a_manifest_or_faults(raw: bytes) -> None:
     manifest, faults = parse_manifest(raw, "box.toml")
     assert (manifest is None) == bool(faults)
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5_000 + "]" * 5_000, "x = " + "9" * 5_000])
+def test_an_absurd_manifest_is_a_fault_and_no_crash(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.toml").write_text(text)
+    (fault,) = read_manifests(tmp_path).faults
+    assert (fault.file, "not TOML" in fault.problem) == ("odd.toml", True)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_a_manifest_that_everybody_may_write_is_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "open.toml"
+    path.write_text('engine = "openai"\nurl = "http://127.0.0.1:1"\n')
+    assert len(read_manifests(tmp_path).manifests) == 1
+    (tmp_path if what == "folder" else path).chmod(0o777)
+    read = read_manifests(tmp_path)
+    assert (read.manifests, ["writable by everybody" in fault.problem for fault in read.faults]) == (
+        (),
+        [True],
+    )
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "endpoints").write_text("a file")
+    read = read_manifests(tmp_path / "endpoints")
+    assert (read.listed, len(read.faults)) == (False, 1)
+    assert read_manifests(tmp_path / "absent").listed
