@@ -149,9 +149,12 @@ class EngineClient:
         url, loop = self._manifest.url, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(FAST_S):
-                found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-                self._guard(found[0][4])
-                _, writer = await asyncio.open_connection(str(found[0][4][0]), url.port)
+                host = url.host
+                if not is_literal(host):
+                    found = await loop.getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+                    host = str(found[0][4][0])
+                self._guard((host, url.port))
+                _, writer = await asyncio.open_connection(host, url.port)
         except AddressRefused as error:
             raise _unreachable(error) from None
         except (OSError, TimeoutError) as error:

@@ -1,8 +1,8 @@
 """The one schema of ``policy.toml``: which number of placement is which key, in what bounds.
 
 A key stands for one field of ``PlacementPolicy`` (dotted where the field is inside another), and its default is that
-field's. A new field becomes a key by one line here; until what it tunes is wired, the line says ``later``. Bounds are those within which a number makes sense alone; numbers that contradict each other are
-the policy's own business.
+field's. A new field becomes a key by one line here. Bounds are those within which a number makes sense alone; numbers that
+contradict each other are the policy's own business.
 """
 
 from collections.abc import Callable
@@ -42,8 +42,6 @@ def _key(
     parse: Parse,
     meaning: str,
     show: Show = values.same,
-    *,
-    later: bool = False,
 ) -> PolicyKey:
     return PolicyKey(
         path=path,
@@ -51,7 +49,6 @@ def _key(
         parse=parse,
         default=show(attrgetter(field)(BASE)),
         meaning=meaning,
-        later=later,
         field=field,
         show=show,
     )
@@ -104,11 +101,11 @@ def _class(name: str) -> tuple[PolicyKey, ...]:
     )
 
 
-def _one_of(path: str, field: str, kind: type[Enum], meaning: str, *, later: bool = False) -> PolicyKey:
+def _one_of(path: str, field: str, kind: type[Enum], meaning: str) -> PolicyKey:
     *names, last = (f'"{member.value}"' for member in kind)
     takes = f"{', '.join(names)} or {last}"
     parse = partial(policy_values.member, kind=kind)
-    return _key(path, field, takes, parse, meaning, policy_values.shown_member, later=later)
+    return _key(path, field, takes, parse, meaning, policy_values.shown_member)
 
 
 POLICY_KEYS: tuple[PolicyKey, ...] = (

@@ -114,15 +114,6 @@ def test_a_policy_for_comparison_is_refused_with_the_place_where_it_runs(tmp_pat
     assert "scripts/simulate placement" in fault.problem
 
 
-@pytest.mark.parametrize("key", [key for key in POLICY_KEYS if key.later], ids=lambda key: key.path)
-def test_a_key_of_a_later_feature_is_refused_and_its_default_is_not(tmp_path: Path, key: object) -> None:
-    other = {"spill.cap": "any"}
-    table, _, name = key.path.rpartition(".")
-    fault = faults(tmp_path, f"[{table}]\n{name} = {toml(other.get(key.path, 0.5))}")[key.path]
-    assert fault.problem == "not available in this version"
-    loaded(tmp_path, f"[{table}]\n{name} = {toml(key.default)}")
-
-
 @pytest.mark.parametrize(
     "text",
     ["preset = ", "weights = 3", "\0", "[weights]\nslo = nan", "[weights]\nslo = true", "x = " + "[" * 5_000],
