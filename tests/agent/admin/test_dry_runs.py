@@ -3,18 +3,23 @@
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.admin.questions import CAPABILITIES, DIALECTS, ExplainBody, read_body
+from agent.node.dry_run import DryRuns
 from router_core import limits
 from router_core.placement.record import DecisionRecord
 from router_core.placement.request import Pin
 from router_core.placement.sessions import session_key
 from tests.agent.admin.daemon import CANARY, Daemon
-from tests.agent.node.rig import key_of
+from tests.agent.node.rig import World, an_endpoint, key_of
 
 JSON = {"Content_Type": "application/json"}
 
@@ -180,6 +185,43 @@ async def test_a_page_of_another_site_cannot_ask(tmp_path: Path) -> None:
         code, headers, _ = await daemon.tcp("/v1/explain", "OPTIONS", Origin="https://panel.lan")
         assert (code, headers["Access-Control-Allow-Methods"]) == (204, "POST")
         assert headers["Access-Control-Allow-Headers"] == "Content-Type"
+
+
+facts = st.fixed_dictionaries(
+    {"model": st.sampled_from(["tiny", "absent", "no name", "\x00"])},
+    optional={
+        "dialect": st.sampled_from(list(DIALECTS)),
+        "stream": st.booleans(),
+        "requires": st.lists(st.sampled_from(list(CAPABILITIES)), max_size=3),
+        "prompt_tokens": st.integers(0, 10_000_000),
+        "output_tokens": st.none() | st.integers(0, 1_000_000),
+        "ctx_need": st.integers(1, 10_000_000),
+        "class": st.sampled_from(["interactive", "batch", "background"]),
+        "deadline_ms": st.integers(1, 3_600_000),
+        "headers": st.dictionaries(
+            st.sampled_from(["x-pairmesh-prefer", "X-Session-Id", "x-request-id", "accept"]) | st.text(),
+            st.sampled_from(["@me", "@beta", "any"]) | st.text(max_size=30),
+            max_size=3,
+        ),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(facts)
+def test_any_facts_are_answered_or_refused_and_every_answer_replays_to_itself(told: dict[str, Any]) -> None:
+    body = read_body(msgspec.json.encode(told), ExplainBody)
+    if isinstance(body, tuple):
+        assert "" in told.get("headers", {}) or any(len(name) > 64 for name in told["headers"])
+        return
+    world = World()
+    world.own(an_endpoint())
+    world.peer("beta", an_endpoint())
+    dry_runs = DryRuns(world.placing, Random(1))
+    record = dry_runs.explain(body)
+    assert isinstance(record, DecisionRecord)
+    assert msgspec.json.decode(msgspec.json.encode(record), type=DecisionRecord) == record
+    assert dry_runs.replay(record, None) == record
 
 
 # --- replay ----------------------------------------------------------------------------------------------
