@@ -7,6 +7,7 @@ from agent.admin.documents import StatusDoc
 from agent.admin.questions import ExplainBody
 from router_core.placement.hints import HintFault
 from router_core.placement.record import DecisionRecord
+from router_core.policy.placement import PlacementPolicy
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Takes the arguments and gives the answer, both as JSON objects; raises ``VerbRefused`` to say no."""
@@ -52,8 +53,9 @@ class DryRuns(Protocol):
     def explain(self, asked: ExplainBody) -> DecisionRecord | HintFault:
         """What would be decided now. Reserves, keeps and counts nothing."""
 
-    def replay(self, record: DecisionRecord) -> DecisionRecord:
-        """The choice of ``record`` again, from its factors, by the policy in force. Raises ``NotReplayable``."""
+    def replay(self, record: DecisionRecord, policy: PlacementPolicy | None) -> DecisionRecord:
+        """The choice of ``record`` again, from its factors, by ``policy``, else the one in force. Raises
+        ``NotReplayable``."""
 
 
 class Exposition(Protocol):

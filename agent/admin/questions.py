@@ -1,6 +1,7 @@
 """What the dry runs take: strict JSON bodies with limits, every fault told at once.
 
-Nothing that was sent comes back: a fault names a field of ours and what it takes.
+Nothing that was sent comes back: a fault names a field of ours and what it takes. What is wrong in the text of a
+policy is for its own reader to say.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 PROMPT_TOKENS: Final = 1_000
 HEADERS: Final = 32
+POLICY_CHARS: Final = 65_536
 DIALECTS: Final = {str(dialect.name).lower(): dialect for dialect in Dialect}
 CAPABILITIES: Final = {str(capability.name).lower(): capability for capability in Capability}
 
@@ -81,6 +83,9 @@ class ReplayBody(Struct, frozen=True, kw_only=True):
     """A stored decision by its ``id``; ``policy`` is the text of a policy.toml, without it the policy in force."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64, description="the id of a decision")]
+    policy: Annotated[str, Meta(max_length=POLICY_CHARS, description="the text of a policy.toml")] | None = (
+        None
+    )
 
 
 def takes(kind: type[Struct]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from agent.admin.questions import ExplainBody, ReplayBody, read_body
 from agent.observe.capture import report_crash
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE
+from agent.settings.policy import PolicyRead, parse_policy
 from router_core import limits
 from router_core.placement.hints import HintFault
 from router_core.placement.reasons import Action, Reason
@@ -117,11 +118,17 @@ class Routes:
         asked = read_body(body, ReplayBody)
         if isinstance(asked, tuple):
             return _faulty(Refusal.BODY.code, asked)
+        policy = None
+        if asked.policy is not None:
+            read = parse_policy(asked.policy.encode("utf-8", "surrogatepass"))
+            if not isinstance(read, PolicyRead):
+                return _faulty("policy_refused", tuple(map(str, read)))
+            policy = read.policy
         record = await self._decisions.get(asked.id)
         if record is None:
             return refused(Refusal.UNKNOWN)
         try:
-            again = self._dry_runs.replay(record)
+            again = self._dry_runs.replay(record, policy)
         except NotReplayable as fault:
             return _json({"error": "not_replayable", "detail": str(fault)}, status=409)
         same = _served(again) == _served(record)

@@ -93,6 +93,7 @@ AUTHORITY: Final = {
     AuthorityOutcome.EMPTY_INTERSECTION: "it named nobody who could serve",
 }
 FACTORS: Final = Factors.__struct_fields__
+SHOWN_HASH: Final = 8
 SHOWN_WEIGHED: Final = 16
 SHOWN_EXCLUDED: Final = 16
 AS_PREDICTED: Final = 0.05
@@ -114,7 +115,10 @@ def explain_again(before: DecisionRecord, record: DecisionRecord) -> str:
         came = f"to the same: {_outcome(record)}"
     else:
         came = f"to something else: {_outcome(record)} instead of {_outcome(before)}"
-    head = [f"replay of decision {record.id}, by the policy {record.policy}, comes {came}", _asked(record)]
+    by = (
+        "the policy that made it" if record.policy_hash == before.policy_hash else f"policy {_policy(record)}"
+    )
+    head = [f"replay of decision {record.id}, by {by}, comes {came}", _asked(record)]
     return _text([head, *_body(record)])
 
 
@@ -124,7 +128,14 @@ def _text(blocks: list[list[str]]) -> str:
 
 
 def _head(record: DecisionRecord, what: str) -> list[str]:
-    return [f"{what} {record.id} for request {record.request_id}", _asked(record)]
+    return [
+        f"{what} {record.id} for request {record.request_id}, by policy {_policy(record)}",
+        _asked(record),
+    ]
+
+
+def _policy(record: DecisionRecord) -> str:
+    return f"{record.policy} {record.policy_hash[:SHOWN_HASH]}".rstrip()
 
 
 def _outcome(record: DecisionRecord) -> str:

@@ -18,6 +18,7 @@ from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.record import DecisionRecord
 from router_core.placement.replay import replay
 from router_core.placement.request import PlacementRequest
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability
 
 _ID_BITS = 128
@@ -59,9 +60,9 @@ class DryRuns:
         )
         return decide(request, fleet, placing.policy, now, self._rng, full=True).record
 
-    def replay(self, record: DecisionRecord) -> DecisionRecord:
-        """The choice of ``record`` again, by the policy in force. Raises ``NotReplayable``."""
-        return replay(record, self._placing.policy)
+    def replay(self, record: DecisionRecord, policy: PlacementPolicy | None) -> DecisionRecord:
+        """The choice of ``record`` again, by ``policy``, else the one in force. Raises ``NotReplayable``."""
+        return replay(record, policy or self._placing.policy)
 
 
 def _as_hints(asked: ExplainBody) -> bytes:

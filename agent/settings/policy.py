@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from agent.settings.fault import Fault
 from agent.settings.policy_schema import BASE, POLICY_KEYS, POLICY_SCHEMA, PolicyKey
-from agent.settings.reading import Layers, Written, read
+from agent.settings.reading import Layers, Written, parse, read
 from router_core.errors import LocalMisuse
 from router_core.policy.placement import PRESETS, PlacementPolicy
 
@@ -30,7 +30,16 @@ class PolicyRead:
 def load_policy(folder: Path) -> PolicyRead | tuple[Fault, ...]:
     """The policy of the config folder, or every fault found."""
     faults: list[Fault] = []
-    given = read(folder, POLICY_FILE, POLICY_SCHEMA, faults)
+    return _layered(read(folder, POLICY_FILE, POLICY_SCHEMA, faults), faults)
+
+
+def parse_policy(text: bytes, name: str = POLICY_FILE) -> PolicyRead | tuple[Fault, ...]:
+    """The policy in the text of such a file, or every fault found; ``name`` is what they call a text that is no TOML."""
+    faults: list[Fault] = []
+    return _layered(parse(text, name, POLICY_SCHEMA, faults), faults)
+
+
+def _layered(given: Mapping[str, object], faults: list[Fault]) -> PolicyRead | tuple[Fault, ...]:
     name = given.get("preset", BASE.name)
     base = PRESETS.get(name, BASE) if isinstance(name, str) else BASE
     layers = Layers(POLICY_SCHEMA, faults)

@@ -110,8 +110,11 @@ class Layers:
 def read(folder: Path, name: str, schema: Schema, faults: list[Fault]) -> dict[str, object]:
     """The keys of file ``name`` by dotted path; empty if there is no file or it cannot be read."""
     raw = _bytes(folder, name, faults)
-    if raw is None:
-        return {}
+    return {} if raw is None else parse(raw, name, schema, faults)
+
+
+def parse(raw: bytes, name: str, schema: Schema, faults: list[Fault]) -> dict[str, object]:
+    """The keys of the text ``raw`` by dotted path; empty if it is none. Faults call it ``name``."""
     try:
         tree = tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:

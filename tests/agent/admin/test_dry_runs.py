@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from agent.admin.questions import CAPABILITIES, DIALECTS, ExplainBody, read_body
 from agent.node.dry_run import DryRuns
 from router_core import limits
+from router_core.placement.reasons import Reason
 from router_core.placement.record import DecisionRecord
 from router_core.placement.request import Pin
 from router_core.placement.sessions import session_key
@@ -239,6 +240,21 @@ async def test_a_stored_decision_replays_to_the_same_choice(daemon: Daemon) -> N
             record.candidates,
             record.reason,
         )
+
+
+async def test_a_stored_decision_replays_under_another_policy(daemon: Daemon) -> None:
+    record = await supposed(daemon, headers={"x-pairmesh-prefer": "@beta"})
+    assert record.reason is Reason.HINT
+    daemon.journal.put(record)
+    code, told = await asked(daemon, "/v1/replay", id=record.id, policy="[adj]\nhint = 0\n")
+    assert (code, told["record"]["reason"], told["was"]) == (200, "native", record.chosen)
+    for bad in ("[adj]\nhint = 7\n", "[", "\x00", 'preset = "fast"'):
+        code, told = await asked(daemon, "/v1/replay", id=record.id, policy=bad)
+        assert (code, told["error"], len(told["faults"])) == (400, "policy_refused", 1)
+    surrogate = b'{"id":"%s","policy":"\\ud800"}' % record.id.encode()
+    assert (await daemon.tcp("/v1/replay", "POST", surrogate, **JSON))[0] == 400
+    code, told = await asked(daemon, "/v1/replay", id=record.id, policy="#" * 65_537)
+    assert (code, told["error"]) == (400, "body_malformed")
 
 
 async def test_what_cannot_be_replayed_is_told_apart_from_what_is_not_there(daemon: Daemon) -> None:

@@ -41,7 +41,7 @@ def told(**changes: object) -> str:
 def test_a_served_request_in_full() -> None:
     assert explain(record()) == dedent(
         """\
-        decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1
+        decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1, by policy balanced 3f2a91c0
         asked for llama3.2, that is llama3.2:3b (chat, interactive, streamed): about 1,200 prompt tokens; 256 expected back; needs tools
 
         chosen: @atlas/ollama, because it costs least by its estimates
@@ -91,7 +91,7 @@ def test_a_refused_request_in_full() -> None:
     )
     assert explain(refused) == dedent(
         """\
-        decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1
+        decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1, by policy balanced 3f2a91c0
         asked for llama3.2, that is llama3.2:3b (chat, interactive, streamed): about 1,200 prompt tokens; 256 expected back; needs tools
 
         refused (queue_full, status 429): every row has no free slot and no room to wait
@@ -218,12 +218,15 @@ def test_a_dry_run_says_nothing_of_what_came_of_it() -> None:
 
 def test_a_replay_says_whether_it_comes_to_the_same() -> None:
     before = record()
-    assert "comes to the same: llama3.2:3b at @atlas/ollama\n" in explain_again(before, before)
+    assert ", by the policy that made it, comes to the same: llama3.2:3b at @atlas/ollama\n" in explain_again(
+        before, before
+    )
     borg, *rest = before.candidates[1], before.candidates[0]
-    other = replace(before, chosen="@borg/vllm", candidates=(borg, *rest), policy="latency")
+    latency = {"policy": "latency", "policy_hash": "77" * 16}
+    other = replace(before, chosen="@borg/vllm", candidates=(borg, *rest), **latency)
     head = explain_again(before, other).splitlines()[0]
     assert head.endswith(
-        "comes to something else: llama3.2:3b at @borg/vllm instead of llama3.2:3b at @atlas/ollama"
+        "by policy latency 77777777, comes to something else: llama3.2:3b at @borg/vllm instead of llama3.2:3b at @atlas/ollama"
     )
 
 

@@ -17,6 +17,7 @@ from agent.admin.trust_verbs import trust_verbs
 from agent.cli import VERBS, main, run
 from agent.cli.run import flags_of
 from agent.identity.membership import Membership
+from router_core.placement.reasons import Reason
 from router_core.placement.record import DecisionRecord
 from tests.agent.admin.daemon import Daemon
 from tests.agent.admin.membership import membership
@@ -118,7 +119,7 @@ async def test_explain_replays_a_stored_decision(pairmesh: Host, daemon: Daemon)
         code, out, _ = await pairmesh(*words)
         assert code == 0
         assert out.startswith(
-            f"replay of decision {supposed.id}, by the policy balanced, comes to the same: tiny at @"
+            f"replay of decision {supposed.id}, by the policy that made it, comes to the same: tiny at @"
         )
     told = json.loads((await pairmesh("explain", supposed.id, "--replay", "--json"))[1])
     assert (told["same"], told["record"]["chosen"]) == (True, supposed.chosen)
@@ -130,10 +131,39 @@ async def test_explain_replays_a_stored_decision(pairmesh: Host, daemon: Daemon)
     )
 
 
+async def test_a_decision_is_replayed_under_another_policy(
+    pairmesh: Host, daemon: Daemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "what-if.toml"
+    supposed = daemon.dry_runs.explain(ExplainBody(model="tiny", headers={"x-pairmesh-prefer": "@beta"}))
+    assert isinstance(supposed, DecisionRecord)
+    assert supposed.reason is Reason.HINT
+    daemon.journal.put(supposed)
+    file.write_text("[adj]\nhint = 0.0\n")
+    told = json.loads((await pairmesh("explain", supposed.id, "--policy", str(file), "--json"))[1])
+    assert told["record"]["reason"] == "native"
+    assert told["record"]["policy_hash"] not in ("", supposed.policy_hash)
+    assert (
+        f"by policy balanced {told['record']['policy_hash'][:8]}, comes to "
+        in (await pairmesh("explain", supposed.id, "--replay", "--policy", str(file)))[1]
+    )
+
+    file.write_text("[adj]\nhint = 7\nhnit = 1\n")
+    code, _, err = await pairmesh("explain", supposed.id, "--policy", str(file))
+    assert code == 78
+    assert "adj.hint" in err
+    assert "did you mean adj.hint" in err
+    code, _, err = await pairmesh("explain", "--policy", str(tmp_path / "none.toml"))
+    assert (code, "cannot read" in err) == (1, True)
+    file.write_bytes(b"\xff")
+    assert (await pairmesh("explain", "--policy", str(file)))[0] == 78
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("--class", "batch"),
+        ("--model", "tiny", "--policy", "x.toml"),
         ("someid", "--model", "tiny"),
         ("--model", "tiny", "--replay"),
         ("--model", "tiny", "--header", "no colon"),

@@ -52,6 +52,7 @@ def record(decision_id: str = "A" * 26) -> DecisionRecord:
         at_ms=5_000,
         router=NodeId("a" * 52),
         policy="balanced",
+        policy_hash="3f2a91c0" * 4,
         seed="00" * 8,
         view=ViewFacts(gen=12, max_age_ms=700, m_r=3.0, rows=5),
         req=RequestFacts(

@@ -42,6 +42,7 @@ policies = st.builds(
     affinity_bonus=st.sampled_from([0.0, 0.15, 0.4]),
     pareto_eps=st.sampled_from([0.0, 0.02, 0.2]),
     tie_fixed=st.sampled_from([0.0, 0.01, 0.3]),
+    pack_below=st.sampled_from([0.0, 0.0, 0.5]),
     aliases=st.sampled_from([(), (("tiny", ("other", "tiny")),)]),
 )
 pins = st.none() | st.builds(
