@@ -144,7 +144,7 @@ class Plain:
                 not warm and row.room_bytes is not None and row.need_bytes > row.room_bytes - taken,
             ),
             (Reason.PRESSURE, not forgiven and (row.gate is not Gate.OPEN or not (warm or row.loads))),
-            (Reason.QUEUE_FULL, busy >= row.ceiling),
+            (Reason.QUEUE_FULL, busy >= need.share * row.ceiling),
             (Reason.DEADLINE, late and self.now + 1000 * (times.ttft - guessed) > need.until_ms),
             (Reason.TRIED, row.key in request.tried),
             (Reason.REFUSED, row.key in request.refused),
