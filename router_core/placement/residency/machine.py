@@ -66,8 +66,8 @@ class _Known(Struct, kw_only=True):
 
 
 class _Plan(Struct, kw_only=True):
-    """One load under way: what must leave first, since when, and how much was free before. ``forgotten``: the engine
-    has stopped to tell of an earlier failure."""
+    """One load under way: what must leave first, since when, and how much was free before. ``gone_ms`` is since
+    when the victims, or in mid-load the target, are not in memory; ``is_seen``: the engine was seen loading."""
 
     target: Key
     trigger: Trigger
@@ -76,7 +76,7 @@ class _Plan(Struct, kw_only=True):
     free_bytes: int
     gone_ms: int | None = None
     until_ms: int | None = None
-    forgotten: bool = False
+    is_seen: bool = False
 
 
 class Residency:
@@ -391,22 +391,29 @@ class Residency:
         within_ms = policy.load_unknown_ms
         if target.load_known:
             within_ms = max(policy.load_least_ms, round(1000.0 * policy.load_factor * target.load_s))
-        plan.until_ms = now + within_ms
+        plan.until_ms, plan.gone_ms = now + within_ms, None
         self._enter(self._known[plan.target], State.LOADING, now)
         self._orders.add(plan.target)
         self._loads.append(now)
         return [*told, Load(key=plan.target, within_ms=within_ms)]
 
     def _await_load(self, plan: _Plan, models: Mapping[Key, Model], now: int) -> list[Action]:
-        model, known = models.get(plan.target), self._known[plan.target]
-        if model is not None and model.held is not Held.FAILED:
-            plan.forgotten = True
-        if model is not None and plan.target not in self._orders:
-            if model.held is Held.RESIDENT:
+        """Once the engine took the order, it must be seen at it, or done, within a while; an earlier failure that it
+        still tells of is none."""
+        model = models.get(plan.target)
+        held = model.held if model is not None else Held.ABSENT
+        if plan.target not in self._orders:
+            if held is Held.RESIDENT:
                 return self._load_ended(Told.LOADED, now)
-            lingers = not plan.forgotten and now - known.since_ms < self._policy.load_least_ms
-            if model.held is Held.FAILED and not lingers:
+            if held not in _GONE:
+                plan.is_seen, plan.gone_ms = True, None
+            elif plan.gone_ms is None:
+                plan.gone_ms = now
+            overlooked = plan.gone_ms is not None and now - plan.gone_ms >= self._policy.load_least_ms
+            if overlooked or (held is Held.FAILED and plan.is_seen):
                 return self._load_ended(Told.LOAD_FAILED, now)
+        elif held not in _GONE:
+            plan.is_seen = True
         assert plan.until_ms is not None
         return self._load_ended(Told.LOAD_OVERDUE, now) if now >= plan.until_ms else []
 

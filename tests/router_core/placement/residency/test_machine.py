@@ -316,6 +316,7 @@ def test_a_load_that_takes_four_times_as_long_as_usual_has_failed():
     host = Host(a_model(B))
     host.until(Load)
     host.ordered(B)
+    host.set(B, held=Held.LOADING)
     told = host.run(41_000)
     assert [action.code for action in told if isinstance(action, Notify)] == [Told.LOAD_OVERDUE]
     unknown = Host(a_model(B, load_known=False))
@@ -431,6 +432,21 @@ def test_an_engine_that_goes_away_in_mid_load_is_a_failure_and_no_crash():
     host.models[B] = gone
     assert host.run(30_000) == []
     assert host.until(Load).key == B
+
+
+def test_an_engine_that_took_the_order_and_shows_nothing_of_it_has_failed() -> None:
+    for seen in (False, True):
+        host = Host(a_model(B, load_known=False))
+        host.until(Load)
+        host.ordered(B)
+        if seen:
+            host.set(B, held=Held.LOADING)
+            assert host.run(60_000) == []
+        lost = host.now
+        host.models.pop(B)
+        assert host.until(Notify).code is Told.LOAD_FAILED
+        assert POLICY.load_least_ms <= host.now - lost <= POLICY.load_least_ms + 2 * POLICY.watch_ms
+        assert host.machine.reserved_bytes == 0
 
 
 def test_a_load_by_a_request_is_followed_and_ends_the_plan_for_the_same_model():
