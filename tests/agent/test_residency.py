@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from random import Random
@@ -70,7 +72,7 @@ def server(tmp_path: Path, models: Path) -> Iterable[LlamaServer]:
 class Node:
     """One node: a real watch over its engines, a real view, and the demand that a test puts into its record."""
 
-    def __init__(self, described: Manifest, *, allowed: bool = True) -> None:
+    def __init__(self, described: Manifest, *, allowed: bool = True, unused_ms: int = 100) -> None:
         self.watched = Watched(replace(described, reserve_vram_mib=0))
         self.world = World(policy=PlacementPolicy(realloc_enabled=allowed))
         self.asked: dict[str, int] = {}
@@ -92,7 +94,7 @@ class Node:
             tasks=self.tasks,
             log=Log(self.lines.append, clock),
             metrics=self.metrics,
-            policy=HASTY,
+            policy=dataclasses.replace(HASTY, unused_ms=unused_ms),
         )
 
     @property
@@ -241,6 +243,29 @@ async def test_ollama_swaps_models_as_demand_moves(fake: FakeOllama) -> None:
     assert fake.loads == [SMALL.name, LARGE.name]
     orders = [(body["model"], body["keep_alive"]) for body in fake.bodies if "keep_alive" in body]
     assert orders == [(SMALL.name, 1_800), (SMALL.name, 0), (LARGE.name, 1_800)]
+
+
+async def test_a_model_that_others_use_in_ollama_stays_although_ollama_tells_of_no_request(
+    fake: FakeOllama,
+) -> None:
+    """What it does tell is when the model expires, and that moves with every request."""
+    offset_s = 0.0
+    fake.wall = lambda: time.time() + offset_s
+    async with (
+        living(Node(manifest(fake.port, EngineKind.OLLAMA), unused_ms=2_000)) as node,
+        aiohttp.ClientSession(fake.url) as session,
+    ):
+        node.asked = {SMALL.name: 60}
+        await until(lambda: node.holds(SMALL.name))
+        node.asked = {LARGE.name: 600}
+        for _ in range(10):
+            offset_s += 10.0
+            body = {"model": SMALL.name, "prompt": "hello", "stream": False}
+            async with session.post("/api/generate", json=body) as answer:
+                assert answer.status == 200
+            await node.looked(3)
+            assert node.holds(SMALL.name)
+        await until(lambda: node.holds(LARGE.name))
 
 
 async def test_a_load_in_ollama_is_seen_and_reserved_while_it_lasts(fake: FakeOllama) -> None:
