@@ -8,7 +8,7 @@ Refuses to know what a model is worth.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -38,7 +38,6 @@ from router_core.placement.residency.events import (
     Looked,
     Notify,
     Ordered,
-    State,
     Told,
     Unload,
 )
@@ -132,10 +131,6 @@ class ModelResidency:
     def reserved_mib(self) -> int:
         """Memory that the load under way will take."""
         return -(-self._machine.reserved_bytes // _MIB)
-
-    def state(self, key: Key) -> State:
-        """Where a model of this node stands, as far as this room knows."""
-        return self._machine.state(key)
 
     def sampled(self, urgent: bool) -> None:
         """The host was sampled: the moment to follow the policy, and if ``urgent`` (a level changed) to look."""
@@ -281,10 +276,12 @@ class ModelResidency:
 
 
 class _Activity:
-    """When each model was last seen in use, by whomever: requests its engine tells of, or an expiry that moved."""
+    """When each model was last seen in use, by whomever: requests its engine tells of, or an expiry that moved. An
+    engine that usually tells and does not now is busy with something: its model counts as in use."""
 
     def __init__(self) -> None:
         self._used: dict[Key, int] = {}
+        self._tells: dict[Key, None] = {}
         self._expiry: dict[Key, int] = {}
 
     def note(self, key: Key, model: ResidentModel | None, observed_ms: int, now: int) -> int | None:
@@ -292,7 +289,10 @@ class _Activity:
         if model is None:
             self._expiry.pop(key, None)
             return self._used.get(key)
-        if model.running or model.waiting:
+        if model.running is not None:
+            self._tells[key] = None
+        silent = model.running is None and model.state is Residency.RESIDENT and key in self._tells
+        if model.running or model.waiting or silent:
             self._used[key] = now
         if model.expires_s is not None and model.expires_s != FOREVER_S:
             expiry, before = observed_ms + 1_000 * model.expires_s, self._expiry.get(key)
@@ -304,6 +304,7 @@ class _Activity:
     def forget(self, kept: Iterable[Key]) -> None:
         """Drop what is not among ``kept``."""
         keys = set(kept)
-        for known in (self._used, self._expiry):
+        known: dict[Key, Any]
+        for known in (self._used, self._expiry, self._tells):
             for key in known.keys() - keys:
                 del known[key]
