@@ -127,8 +127,13 @@ class Node:
         self.said.append(set(self.leaving))
 
     def held(self) -> dict[str, Residency]:
+        """What is in memory. An engine that had to kill a process to unload its model tells that as a failure."""
         names = {owned.native_id: owned.name for owned in self.status.owned}
-        return {names.get(model.native_id, ""): model.state for model in self.status.resident}
+        return {
+            names.get(model.native_id, ""): model.state
+            for model in self.status.resident
+            if model.state is not Residency.FAILED
+        }
 
     def holds(self, *names: str) -> bool:
         return self.held() == dict.fromkeys(names, Residency.RESIDENT)

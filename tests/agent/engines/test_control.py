@@ -31,6 +31,11 @@ def states(watched: Watched) -> dict[str, Residency]:
     return {model.native_id: model.state for model in watched.status().resident}
 
 
+def is_gone(watched: Watched) -> bool:
+    """Nothing is in memory. A server that had to kill a child to unload its model tells that as a failure."""
+    return set(states(watched).values()) <= {Residency.FAILED}
+
+
 async def ready(watched: Watched) -> EngineControl:
     await until(lambda: watched.status().health is Health.READY and watched.status().owned)
     control = control_of(watched.status())
@@ -49,10 +54,7 @@ async def test_a_router_loads_and_unloads_what_it_is_told(start_llama: StartLlam
         await until(lambda: states(watched) == {"tiny": Residency.RESIDENT})
         await control.load("tiny", 10.0)
         await control.unload("tiny")
-        await until(
-            lambda: states(watched) == {},
-            picture=lambda: (watched.status().resident, watched.status().health),
-        )
+        await until(lambda: is_gone(watched), 30)
         await control.unload("tiny")
 
 
@@ -71,10 +73,7 @@ async def test_a_model_with_a_request_in_it_is_not_unloaded_whoever_sent_it(
             assert await answer.content.readline() is not None
         await until(lambda: watched.status().resident[0].running == 0)
         await control.unload("mid")
-        await until(
-            lambda: states(watched) == {},
-            picture=lambda: (watched.status().resident, watched.status().health),
-        )
+        await until(lambda: is_gone(watched), 30)
 
 
 async def test_a_router_that_cannot_load_a_model_says_so_or_tells_it_as_failed(
