@@ -124,7 +124,7 @@ def new_id(rng: Random) -> str:
 def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -> Choice:
     row, est, need = scored.row, scored.est, seen.need
     wait_ms = max(_WAIT_LEAST_MS, round(2000.0 * est.wait + 250.0 * need.ttft_s))
-    if request.refused or "pressure" in seen.degraded:
+    if request.refused or "pressure" in seen.degraded or len(seen.scored) + len(seen.reserves) == 1:
         wait_ms = max(wait_ms, need.until_ms - now)
     return Choice(
         endpoint=row.key,

@@ -213,8 +213,8 @@ class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
 class Choice(Struct, frozen=True, gc=False, kw_only=True):
     """The row that serves: where it is, how it is called there, and what is expected of it.
 
-    ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``max_wait_ms`` is how long its ingress may let the request
-    wait; after a refusal, or where pressure leaves no better row, all the time that is left.
+    ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``max_wait_ms`` is
+    how long its ingress may let the request wait; after a refusal, or where no other row is left, all the time there is.
     ``prefill_s`` and ``decode_s`` are the service seconds to reserve, ``need_bytes`` the memory a cold load takes
     (0 if resident).
     """

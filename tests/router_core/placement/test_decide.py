@@ -301,6 +301,13 @@ def test_after_a_refusal_the_next_row_may_let_it_wait_as_long_as_it_lives():
     assert again.chosen.max_wait_ms == 599_000
 
 
+def test_the_only_row_left_may_let_it_wait_as_long_as_it_lives():
+    alone = decided(a_request(), a_fleet(a_row("a")))
+    assert alone.chosen.max_wait_ms == 600_000
+    failed = decided(a_request().after_failure(alone.chosen.endpoint), a_fleet(a_row("a"), a_row("b")))
+    assert (chosen_node(failed), failed.chosen.max_wait_ms) == ("b", 600_000)
+
+
 def test_a_warm_node_beats_a_cold_one_of_equal_speed():
     decision = decided(a_request(), a_fleet(a_row("a", resident=False), a_row("b")))
     assert (chosen_node(decision), decision.action) == ("b", Action.ROUTE)
