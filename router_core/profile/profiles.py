@@ -8,6 +8,7 @@ profile leaves and returns as opaque bytes.
 from collections.abc import Iterator
 
 import msgspec
+from msgspec import Struct
 
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
@@ -17,6 +18,14 @@ from router_core.profile.learn import Profile, learn
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 
 _Place = tuple[bytes, str, str, str | None]
+
+
+class _Outputs(Struct, frozen=True, gc=False, kw_only=True):
+    """The last output lengths of one model and class, in tokens, and a high quantile of them: it is asked for once per
+    request and learned once per answer."""
+
+    seen: tuple[float, ...] = ()
+    high: int = 0
 
 
 class Profiles:
@@ -29,7 +38,7 @@ class Profiles:
         self._places: dict[_Place, dict[ProfileKey, None]] = {}
         self._changed_at: dict[Id16, int] = {}
         self._bytes_per_token: dict[str, float] = {}
-        self._outputs: dict[tuple[str, str], tuple[float, ...]] = {}
+        self._outputs: dict[tuple[str, str], _Outputs] = {}
 
     def __len__(self) -> int:
         return len(self._profiles)
@@ -73,8 +82,8 @@ class Profiles:
 
     def output_tokens(self, model: str, request_class: str) -> int | None:
         """A high quantile of the last outputs of this model and class; None before the first."""
-        seen = self._outputs.get((model, request_class))
-        return None if seen is None else round(quantile(seen, self.policy.output_quantile))
+        outputs = self._outputs.get((model, request_class))
+        return None if outputs is None else outputs.high
 
     def _put(self, key: ProfileKey, profile: Profile) -> None:
         self.gen += 1
@@ -111,8 +120,9 @@ class Profiles:
                 del self._bytes_per_token[next(iter(self._bytes_per_token))]
         if outcome.gen_tokens is not None:
             slot = (model, outcome.request_class)
-            seen = self._outputs.pop(slot, ())
-            self._outputs[slot] = (*seen, float(outcome.gen_tokens))[-policy.outputs_kept :]
+            seen = self._outputs.pop(slot, _Outputs()).seen
+            seen = (*seen, float(outcome.gen_tokens))[-policy.outputs_kept :]
+            self._outputs[slot] = _Outputs(seen=seen, high=round(quantile(seen, policy.output_quantile)))
             if len(self._outputs) > policy.names_kept:
                 del self._outputs[next(iter(self._outputs))]
 
