@@ -31,7 +31,8 @@ _factors = attrgetter("slo", "memory", "switch", "pressure", "speed", "spill")
 
 class Standing(Protocol):
     """A scored row as the choice sees it. ``reserve`` says why it only backs up the others; ``fill`` is how many requests
-    are there for each it serves at a time; ``age_ms`` is that of its picture, ``period_ms`` how often a new one comes."""
+    are there for each it serves at a time; ``age_ms`` is that of its picture, ``period_ms`` how often a new one comes;
+    ``samples`` is how often it was tried from here, None if that is not told."""
 
     @property
     def key(self) -> Endpoint: ...
@@ -71,6 +72,8 @@ class Standing(Protocol):
     def free(self) -> bool: ...
     @property
     def resident(self) -> bool: ...
+    @property
+    def samples(self) -> int | None: ...
     @property
     def reserve(self) -> str | None: ...
 

@@ -13,6 +13,7 @@ from router_core.placement.choose import action_of, choose, reason_of, seed_of
 from router_core.placement.decision import ALTERNATIVES, EXCLUDED_KEPT, Decision, Evidence
 from router_core.placement.eligibility import matches
 from router_core.placement.estimates import capacity
+from router_core.placement.explore import explored
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import NARROWING
 from router_core.placement.names import nearest
@@ -50,6 +51,8 @@ def decide(
     shed = is_shed(request, seen, policy, seed)
     running = [] if shed else seen.scored
     order = led_by(note, choose(running, policy, seed, lambda row: capacity(row.row, seen.need)))
+    tried = explored(order, policy, seed, request.request_id, seen.degraded, note)
+    order = tried or order
     decision_id = new_id(rng) if counsel is None or request.attempt > 1 else counsel.decision_id
     chosen = retry_s = hold = None
     nearby: tuple[str, ...] = ()
@@ -61,9 +64,10 @@ def decide(
             or len(order) + len(seen.reserves) <= policy.candidates_kept
             or action is not Action.ROUTE
             or request.attempt > 1
+            or tried is not None
             or seed[-1] % _FULL_ONE_IN == 0
         )
-        reason = reason_of(chosen, order[1:], seen.degraded, note)
+        reason = Reason.EXPLORE if tried is not None else reason_of(chosen, order[1:], seen.degraded, note)
     else:
         action, reason, hold = _SHED if shed else without_row(request, seen, fleet, policy, now)
         order, full = seen.scored, True

@@ -147,6 +147,7 @@ def _candidate(scored: Scored, out: str | None, need: Need, policy: PlacementPol
         resident=scored.resident,
         free=scored.free,
         fill=scored.fill,
+        samples=row.samples,
         age_ms=scored.age_ms,
         period_ms=row.period_ms,
         est=est,

@@ -34,6 +34,7 @@ class Reason(Enum):
     HINT = "hint"
     AUTHORITY = "authority"
     SESSION = "session"
+    EXPLORE = "explore"
     DEGRADED = "degraded"
 
     @property

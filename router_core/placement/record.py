@@ -44,7 +44,7 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     """One scored row, with all that the choice looked at.
 
     ``free``: the request would not have queued there; ``fill``: requests there for each it serves at a time;
-    ``period_ms``: how often its node tells its state. ``adj`` is ``penalty`` (looser match, alias) less the policy's hint
+    ``period_ms``: how often its node tells its state; ``samples``: how often it was tried from here. ``adj`` is ``penalty`` (looser match, alias) less the policy's hint
     bonus x ``hint`` and affinity bonus x ``affinity``, both in 0..1. ``out`` says why it left the choice: ``veto``,
     ``dominated:<row>``, ``cold`` or ``backup``; where not all candidates are shown only ``backup`` is told.
     ``price``: what it would cost outside the mesh, None within.
@@ -55,6 +55,7 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     resident: bool
     free: bool
     fill: float = 0.0
+    samples: int | None = None
     age_ms: int
     period_ms: int
     est: Estimate

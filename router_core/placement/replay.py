@@ -14,7 +14,8 @@ from router_core.errors import PairmeshError
 from router_core.placement.advice import led_by
 from router_core.placement.choose import action_of, alternative_of, choose, ranking, reason_of
 from router_core.placement.decision import ALTERNATIVES
-from router_core.placement.reasons import Action
+from router_core.placement.explore import explored
+from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import BACKUP, Candidate, DecisionRecord, Estimate, Factors
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy, Weights
@@ -50,6 +51,7 @@ class _Row(Struct, gc=False, kw_only=True):
     age_ms: int
     period_ms: int
     fill: float
+    samples: int | None
     free: bool
     resident: bool
     reserve: str | None
@@ -66,8 +68,10 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
     rows = [_row(candidate, policy) for candidate in record.candidates]
     running = [row for row in rows if row.reserve is None]
     reserves = [row for row in rows if row.reserve is not None] if running else []
-    order = choose(running or rows, policy, bytes.fromhex(record.seed), _CAPACITY)
-    order = led_by(record.authority, order)
+    seed = bytes.fromhex(record.seed)
+    order = led_by(record.authority, choose(running or rows, policy, seed, _CAPACITY))
+    tried = explored(order, policy, seed, record.request_id, record.degraded, record.authority)
+    order = tried or order
     chosen = order[0]
     others = sorted([*order[1:], *reserves], key=_SCORE)
     return replace(
@@ -77,7 +81,9 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
         ),
         action=action_of(is_cloud=chosen.candidate.price is not None, resident=chosen.resident),
         chosen=chosen.key,
-        reason=reason_of(chosen, others, record.degraded, record.authority),
+        reason=Reason.EXPLORE
+        if tried is not None
+        else reason_of(chosen, others, record.degraded, record.authority),
         margin=others[0].score - chosen.score if others else None,
         alternatives=tuple([alternative_of(row, chosen, policy.weights) for row in others[:ALTERNATIVES]]),
     )
@@ -106,6 +112,7 @@ def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
         age_ms=candidate.age_ms,
         period_ms=candidate.period_ms,
         fill=candidate.fill,
+        samples=candidate.samples,
         free=candidate.free,
         resident=candidate.resident,
         reserve=candidate.out if candidate.out == BACKUP else None,

@@ -56,7 +56,8 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     seconds per token; ``load_s`` is the time until the model could serve (0 if resident), ``reload_s`` that of loading
     it with another context. ``base`` stands for the weights whatever their quantisation, ``family`` for what they descend
     from. ``foreign`` counts requests at the engine that did not come through pairmesh,
-    ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size.
+    ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size, ``samples`` how many answers own
+    experience with its speeds stands on.
     """
 
     key: Endpoint
@@ -116,6 +117,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     s_gen: float
     s_load: float
     success: float
+    samples: int
     pressure: float
     memory: float
     switch: float
@@ -292,6 +294,7 @@ def row_of(
         s_gen=able.s_gen,
         s_load=able.s_load,
         success=able.success,
+        samples=able.n,
         pressure=squeeze.score,
         memory=0.0 if tuned else _memory(draft, need, room, policy),
         switch=0.0 if tuned else 1.0 - math.exp(-_debt_s(draft, need, able, policy) / policy.debt_scale_s),

@@ -84,6 +84,10 @@ class Scored(Struct, gc=False, kw_only=True):
     def period_ms(self) -> int:
         return self.row.period_ms
 
+    @property
+    def samples(self) -> int:
+        return self.row.samples
+
 
 class Survey(Struct, frozen=True, kw_only=True):
     """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up, ``cut`` rows passed the

@@ -95,6 +95,8 @@ class PlacementPolicy:
     ``background`` is shed from a saturation of ``shed_above``, and all of it at ``shed_range`` more.
     Above ``scored_all`` rows those ``scored_best`` are scored that would be done first, and the ``scored_calm`` least
     pressed.
+    A share ``explore_share`` of requests tries a row with fewer than ``explore_samples`` own samples, if neither it nor
+    the chosen one risks the targets by ``explore_risk``.
     ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
     ``pack_below``: rows whose ``slo`` factor is less go by how full they are, 0 packs nothing. ``hash`` is that of all
     other fields.
@@ -136,6 +138,9 @@ class PlacementPolicy:
     pareto_eps: float = 0.02
     tie_fixed: float = 0.01
     tie_per_period: float = 0.02
+    explore_share: float = 0.02
+    explore_samples: int = 5
+    explore_risk: float = 0.1
     herd_floor: float = 1.0
     herd_cap: float = 8.0
     herd_cap_crowd: float = 16.0
@@ -185,6 +190,9 @@ class PlacementPolicy:
         ):
             if getattr(self, name) <= 0:
                 yield f"{name} is {getattr(self, name)}, must be above 0"
+        for name in ("explore_share", "explore_risk"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                yield f"{name} is {getattr(self, name)}, allowed is 0..1"
         for name in ("pareto_eps", "pack_below"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 yield f"{name} is {getattr(self, name)}, allowed is 0..1"
@@ -213,7 +221,7 @@ PRESETS: Final[Mapping[str, PlacementPolicy]] = {
         PlacementPolicy(
             name="latency", weights=Weights(slo=0.7, memory=0.1, switch=0.1, pressure=0.1, speed=0.3)
         ),
-        PlacementPolicy(name="pack", pack_below=0.05),
+        PlacementPolicy(name="pack", pack_below=0.05, explore_share=0.0),
     )
 }
 """What an operator can start from."""

@@ -104,6 +104,7 @@ def a_row(name: str = "a", **over: Any) -> Row:
         "s_gen": 0.2,
         "s_load": 0.5,
         "success": 1.0,
+        "samples": 30,
         "pressure": 0.05,
         "memory": 0.0,
         "switch": 0.0,

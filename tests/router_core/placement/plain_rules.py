@@ -31,12 +31,14 @@ class Judged:
     sd: float
     slo: float
     queued: int
+    busy: int
     hit: int
     free: bool
     resident: bool
     reserve: str | None
     age_ms: int
     adj: float = 0.0
+    bonus: float = 0.0
     speed: float = 0.0
     score: float = 0.0
     out: str | None = None
@@ -252,6 +254,7 @@ class Plain:
             sd=sd,
             slo=1 - (1 - max(late, pace)) * row.success,
             queued=queued,
+            busy=self.busy(row) + ours,
             hit=hit,
             free=self.busy(row) + ours < row.slots,
             resident=row.resident and not reload_s,
@@ -271,10 +274,11 @@ class Plain:
             judged.adj = self.costs.get(judged.name, 0.0)
             ranks = [n for n, ref in enumerate(self.request.hints.prefer) if matches(ref, judged.row)]
             if ranks:
-                judged.adj -= self.policy.hint_bonus / (1 + ranks[0])
+                judged.bonus += self.policy.hint_bonus / (1 + ranks[0])
             d = judged.queued
             if judged.hit and not (d > 4 + mean and d > 1.5 * mean):
-                judged.adj -= self.policy.affinity_bonus * (judged.hit / self.need.prompt) / (1 + d / 2)
+                judged.bonus += self.policy.affinity_bonus * (judged.hit / self.need.prompt) / (1 + d / 2)
+            judged.adj -= judged.bonus
             parts = (weights.slo, weights.memory, weights.switch, weights.pressure, weights.speed)
             judged.score = judged.adj + sum(w * f for w, f in zip(parts, judged.factors, strict=True))
 
@@ -341,6 +345,24 @@ def drawn(tied: list[tuple[Judged, float]], chance: float) -> Judged:
         if left < 0:
             return judged
     return tied[-1][0]
+
+
+def tried_instead(told: Outcome, chosen: Judged, lot: float, attempt: int, policy: PlacementPolicy) -> Judged:
+    """The row that is tried in place of ``chosen`` if ``lot`` in 0..1 says so and it costs nobody, else ``chosen``."""
+    if lot >= policy.explore_share or attempt > 1 or told.degraded or chosen.bonus:
+        return chosen
+    for judged in sorted(told.main, key=lambda judged: (judged.score, judged.name)):
+        if (
+            judged is not chosen
+            and judged.row.samples < policy.explore_samples
+            and judged.resident
+            and judged.busy == 0
+            and max(judged.slo, chosen.slo) < policy.explore_risk
+            and judged.adj <= chosen.adj
+            and judged.row.pressure <= min(policy.veto_above, chosen.row.pressure + policy.pareto_eps)
+        ):
+            return judged
+    return chosen
 
 
 def plainly(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> Outcome:

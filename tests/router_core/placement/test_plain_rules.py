@@ -14,7 +14,7 @@ from router_core.placement.request import Hints, Pin, PlacementRequest
 from router_core.placement.rows import Row
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
-from tests.router_core.placement.plain_rules import drawn, plainly
+from tests.router_core.placement.plain_rules import drawn, plainly, tried_instead
 from tests.support.fleets import (
     GIB,
     NOW,
@@ -30,6 +30,7 @@ from tests.support.fleets import (
 )
 
 ALIASED = PlacementPolicy(aliases=(("tiny-or-other", ("tiny", "other")),))
+CURIOUS = PlacementPolicy(explore_share=0.7, explore_samples=31, explore_risk=0.7)
 HINTS = (
     {"prefer": "@n1,@n2"},
     {"require": "!node=@n0"},
@@ -78,6 +79,7 @@ def a_chance_row(rng: Random, number: int, odd: int = 1) -> Row:
         s_speed=rng.uniform(0.1, 0.7),
         s_gen=rng.uniform(0.1, 0.7),
         success=rng.choice((1.0, 1.0, rng.uniform(0.5, 1))),
+        samples=rng.choice((0, 30, 60)),
         pressure=rng.uniform(0, 0.3) if rng.random() < 0.9 else rng.random(),
         memory=0.0 if resident else rng.random(),
         switch=0.0 if resident else rng.random(),
@@ -174,8 +176,11 @@ def differs(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, no
         return f"degraded {decision.degraded}, by rule {plain.degraded}"
     if decision.chosen is None or not plain.tied:
         return None if decision.chosen is None and not plain.tied else "one of them chose nothing"
-    chance = int.from_bytes(seed_of(request.request_id, request.attempt), "big") / 2**64
-    wanted = drawn(plain.tied, chance)
+    seed = seed_of(request.request_id, request.attempt)
+    chance = int.from_bytes(seed) / 2**64
+    lot = int.from_bytes(seed[4:]) / 2**32
+    wanted = tried_instead(plain, drawn(plain.tied, chance), lot, request.attempt, policy)
+    wanted.out = None
     if (decision.chosen.endpoint, decision.chosen.model) != wanted.name:
         return f"chosen {decision.chosen.endpoint}, by rule {wanted.row.key}"
     rules = {judged.name: judged for judged in (*plain.main, *plain.reserves)}
@@ -216,7 +221,7 @@ def differs(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, no
 @given(st.integers(0, 2**32), st.integers(0, 12))
 def test_any_decision_is_what_the_plain_rules_say(seed: int, count: int) -> None:
     rng = Random(seed)
-    policy = rng.choice((POLICY, ALIASED))
+    policy = rng.choice((POLICY, ALIASED, CURIOUS))
     fleet = a_chance_view(rng, count)
     for _ in range(3):
         assert differs(a_chance_request(rng, fleet), fleet, policy) is None

@@ -1,0 +1,50 @@
+"""A row that hardly anybody tried, now and then, in place of the one chosen: only where it costs nobody.
+
+Rules: a lot of the request's own seed says when, so a replay says the same; nothing is tried on a request that a hint,
+a session or an authority placed, that failed before, or that nothing good is left for; the row tried is warm, idle, no
+looser a match, no more pressed, and both it and the chosen one are all but sure to keep the targets. Refuses to rank.
+"""
+
+from collections.abc import Sequence
+
+from router_core.placement.choose import S, Standing, seed_of, worst
+from router_core.placement.record import AuthorityNote
+from router_core.policy.placement import PlacementPolicy
+
+_LOTS = 2**32
+
+
+def explored(
+    order: list[S],
+    policy: PlacementPolicy,
+    seed: bytes,
+    request_id: str,
+    degraded: Sequence[str],
+    note: AuthorityNote,
+) -> list[S] | None:
+    """``order`` (the chosen row first, then by score) with a row to try in front; None nearly always: it stands.
+
+    The lot is the lower half of ``seed``, of which the draw among near ties reads the upper one.
+    """
+    if int.from_bytes(seed[4:]) >= policy.explore_share * _LOTS:
+        return None
+    if degraded or note.leads or not order or seed != seed_of(request_id, 1):
+        return None
+    chosen = order[0]
+    if chosen.hint_bonus or chosen.affinity_bonus or chosen.slo >= policy.explore_risk:
+        return None
+    tried = next((row for row in order[1:] if _costs_nobody(row, chosen, policy)), None)
+    return None if tried is None else [tried, *[row for row in order if row is not tried]]
+
+
+def _costs_nobody(row: Standing, chosen: Standing, policy: PlacementPolicy) -> bool:
+    return (
+        row.samples is not None
+        and row.samples < policy.explore_samples
+        and row.resident
+        and row.fill == 0.0
+        and row.slo < policy.explore_risk
+        and row.adj <= chosen.adj
+        and row.pressure <= chosen.pressure + policy.pareto_eps
+        and worst(row) <= policy.veto_above
+    )
