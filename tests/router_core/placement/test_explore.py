@@ -15,8 +15,8 @@ from router_core.placement.replay import replay
 from router_core.placement.request import Advice, Counsel, Pin
 from router_core.placement.rows import Row
 from router_core.policy.authority import AuthorityMode
-from router_core.policy.placement import PRESETS, PlacementPolicy
-from tests.support.fleets import NOW, POLICY, a_fleet, a_request, a_row, chosen_node, decided, parsed_hints
+from router_core.policy.placement import PRESETS, Locality, PlacementPolicy
+from tests.support.fleets import NOW, a_fleet, a_request, a_row, chosen_node, decided, parsed_hints
 
 OFTEN = PlacementPolicy(explore_share=1.0)
 NEVER = PlacementPolicy(explore_share=0.0)
@@ -126,6 +126,18 @@ def test_a_looser_alias_is_not_tried_in_place_of_the_first():
     policy = PlacementPolicy(explore_share=1.0, aliases=(("chat", ("tiny", "other")),))
     fleet = a_fleet(known(), untried(model="other"))
     assert chosen_node(decided(a_request(model="chat"), fleet, policy=policy)) == "known"
+
+
+def test_nothing_leaves_the_mesh_or_its_price_class_to_be_tried():
+    policy = PlacementPolicy(
+        explore_share=1.0, explore_risk=0.99, spill_cap=Locality.ANY, spill_on_above=0.0, spill_off_below=0.0
+    )
+    request = a_request(hints=parsed_hints(locality="any"))
+    cloud = untried(cloud=True, price_in=0.5, price_out=2.0)
+    busy = known(pp=600)
+    decision = decided(request, a_fleet(busy, cloud), policy=policy)
+    assert {row.price is None for row in decision.record.candidates} == {True, False}
+    assert (chosen_node(decision), decision.reason) == ("known", Reason.NATIVE)
 
 
 @st.composite
