@@ -134,8 +134,8 @@ def test_nothing_leaves_the_mesh_or_its_price_class_to_be_tried():
     )
     request = a_request(hints=parsed_hints(locality="any"))
     cloud = untried(cloud=True, price_in=0.5, price_out=2.0)
-    busy = known(pp=600)
-    decision = decided(request, a_fleet(busy, cloud), policy=policy)
+    shaky = known(success=0.9)
+    decision = decided(request, a_fleet(shaky, cloud), policy=policy)
     assert {row.price is None for row in decision.record.candidates} == {True, False}
     assert (chosen_node(decision), decision.reason) == ("known", Reason.NATIVE)
 
