@@ -82,11 +82,13 @@ class Hands(set[InHand]):
     def _wake(self) -> None:
         self._timer = None
         now = self._clock.boot_ms()
-        for request in [each for each in self if each.due is not None and each.due <= now]:
-            request.time_passed()
-        due = min([each.due for each in self if each.due is not None], default=None)
-        if due is not None:
-            self.wake_at(due, now)
+        try:
+            for request in [each for each in self if each.due is not None and each.due <= now]:
+                request.time_passed()
+        finally:
+            due = min([each.due for each in self if each.due is not None], default=None)
+            if due is not None:
+                self.wake_at(due, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

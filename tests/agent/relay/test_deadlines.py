@@ -1,5 +1,7 @@
 """One timer for the deadlines of all requests in hand."""
 
+import asyncio
+
 from agent.effects.clock import SystemClock
 from agent.relay.wiring import Hands
 from router_core.placement.request import Endpoint
@@ -20,6 +22,8 @@ class Waiting:
         assert SystemClock().boot_ms() >= self.due
         self._woken.append(self.name)
         self.due, self._more = None if self._more is None else self.due + self._more, None
+        if self.name == "broken":
+            raise RuntimeError("on purpose")
 
     def review(self) -> None: ...
 
@@ -40,3 +44,14 @@ async def test_each_request_is_woken_at_its_own_deadline_and_none_that_has_ended
     hands.discard(ended)
     await until(lambda: "late" in woken)
     assert woken == ["soon", "soon", "late"]
+
+
+async def test_a_request_that_fails_when_woken_keeps_no_other_asleep() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    clock, woken = SystemClock(), list[str]()
+    hands, now = Hands(clock), clock.boot_ms()
+    for name, due in (("broken", now), ("other", now), ("later", now + 20)):
+        hands.add(Waiting(name, due, woken))
+        hands.wake_at(due, now)
+    await until(lambda: len(woken) == 3)
+    assert sorted(woken[:2]) == ["broken", "other"]
