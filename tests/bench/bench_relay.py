@@ -28,6 +28,7 @@ import psutil
 import uvloop
 
 from tests.bench import relay_peers as peers
+from tests.bench.environments import Absent
 from tests.bench.report import Figure, against, emit
 from tests.support.cluster import Node
 
@@ -303,7 +304,7 @@ async def beside_peers(folder: Path, seconds: float) -> Rounds:
         for name, of in peers.PEERS.items():
             try:
                 subjects[name] = stack.enter_context(peers.peer(name, of, ports, folder, BODY))
-            except peers.Absent as why:
+            except Absent as why:
                 print(f"{name} is not measured, its gate did not run: {why}", file=sys.stderr)
         async with daemon(ports, folder / "node") as (port, used_s):
             subjects[RELAY] = port
@@ -336,7 +337,7 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(name)
         try:
             rounds = uvloop.run(beside_peers(folder, wanted.seconds) if wanted.peers else alone(folder))
-        except peers.Absent as why:
+        except Absent as why:
             print(f"not measured: {why}", file=sys.stderr)
             return 1
     emit(told(rounds), wanted.json)

@@ -1,33 +1,25 @@
 """Other proxies beside which the relay is measured, the static upstream before which all stand, and the load.
 
-Routers from PyPI are installed into virtual environments of their own below the temporary folder and kept there for
-the next run; nginx, haproxy and wrk are used if the host has them. Whoever cannot be had is ``Absent``, with the
-reason. Every process is ended by the one that started it.
+Routers from PyPI have virtual environments of their own; nginx, haproxy and wrk are used if the host has them. Whoever
+cannot be had is ``Absent``, with the reason. Every process is ended by the one that started it.
 """
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tests.bench.environments import Absent, environment, plain
 from tests.support.cluster import free_port
 
 READY_S = 30.0
-INSTALL_S = 300.0
 CHAT = "/v1/chat/completions"
 _UNITS = {"us": 1.0, "ms": 1_000.0, "s": 1_000_000.0}
-
-
-class Absent(Exception):
-    """What cannot be measured here; the message says why."""
 
 
 def program(name: str) -> str:
@@ -40,16 +32,7 @@ def program(name: str) -> str:
 
 def from_index(package: str, version: str) -> str:
     """The program of a pinned package, installed on first use; raises ``Absent``."""
-    folder = Path(tempfile.gettempdir()) / "pairmesh-bench-peers" / f"{package}-{version}"
-    binary = folder / "bin" / package
-    if not binary.exists():
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"{package}=={version}"]
-        try:
-            for command in ([sys.executable, "-m", "venv", str(folder)], pip):
-                subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_S)
-        except (subprocess.SubprocessError, OSError) as fault:
-            raise Absent(f"{package} {version} cannot be installed: {type(fault).__name__}") from fault
-    return str(binary)
+    return str(environment(package, version) / "bin" / package)
 
 
 def vllm_router(upstreams: Sequence[str], port: int, folder: Path) -> list[str]:
@@ -148,7 +131,7 @@ def _port() -> str:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=_plain()) as process:
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=plain()) as process:
         try:
             yield process
         finally:
@@ -157,11 +140,6 @@ def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byt
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _plain() -> dict[str, str]:
-    """An environment without proxies: everything here is on loopback."""
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 def _await(process: subprocess.Popen[bytes], url: str, body: bytes | None, name: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.bench import relay_peers as peers
 from tests.bench.bench_relay import Rounds, beside, broken_gates
+from tests.bench.environments import Absent
 
 
 def rounds(*rps: float, added_us: float = 100.0) -> Rounds:
@@ -39,11 +40,11 @@ def test_ratios_are_the_relay_over_the_peer_round_by_round() -> None:
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(peers.Absent, match="no-such-proxy is not installed"):
+    with pytest.raises(Absent, match="no-such-proxy is not installed"):
         peers.program("no-such-proxy")
 
 
 def test_a_peer_that_ends_at_once_is_absent(tmp_path: Path) -> None:
     ends = peers.peer("broken", lambda upstreams, port, folder: ["false"], [1, 2], tmp_path, b"{}")
-    with pytest.raises(peers.Absent, match="it ended"), ends:
+    with pytest.raises(Absent, match="it ended"), ends:
         pass
