@@ -16,7 +16,6 @@ LATER = {
     "T9": "replay of old state across a restart",
     "T10": "restored disks",
     "T11": "counter exhaustion",
-    "T12": "a peer that lies about its speed",
     "T14": "a dead node kept alive by a relay",
     "T15": "endorsements as gossip",
     "T24": "clock jumps of whole daemons",

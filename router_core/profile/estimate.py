@@ -1,7 +1,8 @@
 """What to expect of one row: own experience, shrunk towards a peer's claim or the prior.
 
-Rules: a peer's claim replaces the prior, capped in weight and value, and fades to nothing as own samples come in, so
-a liar is ranked by observation. Refuses to know the request.
+Rules: a peer's claim replaces the prior, capped in weight and value; both fade to nothing as own samples come in, and a
+claim that a few of these contradict counts nothing at once, so a liar is ranked by observation. Refuses to know the
+request.
 """
 
 import math
@@ -11,7 +12,7 @@ from msgspec import Struct
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.learn import Profile
 from router_core.profile.priors import Prior
-from router_core.profile.series import Series, shrunk
+from router_core.profile.series import Series, contradicts, shrunk
 from router_core.record.state import ProfileFacts
 
 _SUCCESSES = 19.0
@@ -68,14 +69,15 @@ def success(profile: Profile, now: int, policy: ProfilePolicy) -> float:
 def _speed(
     series: Series, prior: float, claim: ProfileFacts | None, policy: ProfilePolicy, *, prompt: bool
 ) -> float:
+    fading = max(0.0, 1.0 - series.n / policy.claim_cap)
     told = None
     if claim is not None:
         told = claim.prompt_dtps if prompt else claim.gen_dtps
-    if claim is None or not told or claim.n == 0:
-        return shrunk(series, prior, policy.prior_weight)
-    value = min(told / 10.0, policy.prompt_most if prompt else policy.gen_most)
-    weight = min(claim.n, policy.claim_cap) * max(0.0, 1.0 - series.n / policy.claim_cap)
-    return shrunk(series, value, weight)
+    if claim is not None and told and claim.n:
+        value = min(told / 10.0, policy.prompt_most if prompt else policy.gen_most)
+        if not contradicts(series, value, policy):
+            return shrunk(series, value, fading * min(claim.n, policy.claim_cap))
+    return shrunk(series, prior, fading * policy.prior_weight)
 
 
 def _load(

@@ -61,6 +61,13 @@ def fold_sample(series: Series, sample: float, policy: ProfilePolicy) -> Series:
     )
 
 
+def contradicts(series: Series, value: float, policy: ProfilePolicy) -> bool:
+    """True if as many samples as make a change believed lie too far from a positive ``value`` to be of it."""
+    return series.n >= policy.outlier_streak and abs(
+        math.log(value) - series.mean
+    ) > policy.outlier_sds * series.spread(policy)
+
+
 def shrunk(series: Series, towards: float, weight: float) -> float:
     """Mean of the samples and of ``weight`` pseudo-samples at ``towards``, taken in logarithms.
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 from math import exp, log
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core.ids import Id32, NodeName
 from router_core.placement.local import LocalWork
@@ -54,12 +55,14 @@ _DISPATCH_MS = 30_000.0
 
 
 class NodeSpec(Struct, frozen=True, gc=False, kw_only=True):
-    """A host of a scenario. ``warm`` are the models in memory at the start, ``max_queue`` what it lets wait."""
+    """A host of a scenario. ``warm`` are the models in memory at the start, ``max_queue`` what it lets wait; it claims to
+    be ``boast`` times as fast as it is."""
 
     name: str
     engine: EngineSpec
     max_queue: int
     warm: tuple[str, ...] = ()
+    boast: float = 1.0
 
 
 class SimNode:
@@ -193,7 +196,7 @@ class SimNode:
         for position, model in enumerate(self.spec.engine.models):
             profile = profiles.find(self.profile_key(model.name))
             if profile is not None:
-                found.append(claim_of(profile, position, 0, CTX, slots, now))
+                found.append(_boasted(claim_of(profile, position, 0, CTX, slots, now), self.spec.boast))
         return found
 
     def _residents(self, now: int) -> tuple[ResidentModel, ...]:
@@ -229,3 +232,16 @@ class SimNode:
     def _fade(self, now: int) -> None:
         fade = exp(-(now - self._sent_ms) / _DISPATCH_MS)
         self._rps, self._work_rate, self._sent_ms = self._rps * fade, self._work_rate * fade, now
+
+
+def _boasted(claim: ProfileFacts, times: float) -> ProfileFacts:
+    """``claim`` with all speeds ``times`` as high."""
+    if times == 1.0:
+        return claim
+    prompt, gen, load = claim.prompt_dtps, claim.gen_dtps, claim.load_p75_ds
+    return replace(
+        claim,
+        prompt_dtps=round(times * prompt) if prompt is not None else None,
+        gen_dtps=round(times * gen) if gen is not None else None,
+        load_p75_ds=round(load / times) if load is not None else None,
+    )

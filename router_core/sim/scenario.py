@@ -63,7 +63,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything but the policy and the seed. ``beta`` slows a batch down, unless ``batching`` names a model whose
     measured slow-down is at hand; ``cache_blocks`` and ``shared_prompt`` are those of every engine. ``warmup`` is the
     share of requests that is played but not measured, ``frozen`` names hosts whose engine accepts requests and stays
-    silent from the first measured one on."""
+    silent from the first measured one on, ``liars`` those that claim to be ``boast`` times as fast as they are."""
 
     name: str
     note: str = ""
@@ -79,6 +79,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: tuple[ModelLine, ...] = (ModelLine(name="chat"),)
     node: tuple[NodeLine, ...] = ()
     frozen: tuple[str, ...] = ()
+    liars: tuple[str, ...] = ()
+    boast: float = 10.0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -123,6 +125,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ),
             max_queue=line.max_queue if line.max_queue is not None else 2 * line.slots,
             warm=tuple(warm),
+            boast=self.boast if line.name in self.liars else 1.0,
         )
 
 
@@ -142,7 +145,10 @@ def parse_scenario(table: dict[str, Any]) -> Scenario:
     if not scenario.node:
         raise LocalMisuse(f"scenario {scenario.name} has no node")
     known = {line.name for line in scenario.node}
-    for name in scenario.frozen:
-        if name not in known:
-            raise LocalMisuse(f"scenario {scenario.name} freezes {name!r}, which is no node of it")
+    for what, names in (("freezes", scenario.frozen), ("lets lie", scenario.liars)):
+        for name in names:
+            if name not in known:
+                raise LocalMisuse(f"scenario {scenario.name} {what} {name!r}, which is no node of it")
+    if scenario.boast <= 0.0:
+        raise LocalMisuse(f"scenario {scenario.name} has a boast of {scenario.boast}, must be above 0")
     return scenario

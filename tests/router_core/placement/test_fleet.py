@@ -315,6 +315,7 @@ def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal():
     assert 1 / a.token_s == pytest.approx(10.0, rel=0.35)
 
 
+@pytest.mark.threat("T12")
 def test_a_liar_is_ranked_by_observation_after_twenty_requests():
     claim = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=150_000, gen_dtps=5_000)
     honest = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=30_000, gen_dtps=1_000)
@@ -325,6 +326,22 @@ def test_a_liar_is_ranked_by_observation_after_twenty_requests():
     assert chosen_node(decided(a_request(), believed)) == "a"
     fleet = folded(view, learned(believed, "a", pp=1_500.0, tg=50.0, n=20))
     assert 1 / fleet.rows[0].token_s == pytest.approx(50.0, rel=0.01)
+    assert chosen_node(decided(a_request(), fleet)) == "b"
+
+
+@pytest.mark.threat("T12")
+def test_so_is_one_that_lies_about_its_gpu_instead():
+    (gpu,) = a_static().gpus
+    boaster = a_static(gpus=(replace(gpu, mem_bw_gbs=10 * gpu.mem_bw_gbs),))
+    view = a_view(a_change("a", static=boaster), a_change("b"))
+    believed = folded(view)
+    assert chosen_node(decided(a_request(), believed)) == "a"
+    profiles = learned(believed, "a", pp=1_500.0, tg=50.0, n=20)
+    key = next(row.profile_key for row in believed.rows if row.node_name == "b")
+    for _ in range(20):
+        profiles.learn(an_outcome(key, pp=3_000.0, tg=100.0))
+    fleet = folded(view, profiles)
+    assert [1 / row.token_s for row in fleet.rows] == [pytest.approx(50.0), pytest.approx(100.0)]
     assert chosen_node(decided(a_request(), fleet)) == "b"
 
 

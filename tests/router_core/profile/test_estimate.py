@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router_core.ids import Id16
 from router_core.policy.profile import ProfilePolicy
@@ -40,16 +42,40 @@ def test_without_experience_the_prior_stands():
     assert not able.load_known
 
 
-def test_five_samples_meet_the_prior_halfway():
-    assert gen(own(5), None) == pytest.approx(math.sqrt(500.0))
-    assert gen(own(500), None) == pytest.approx(10.0, rel=0.02)
+def test_four_samples_meet_the_prior_halfway_and_twenty_silence_it():
+    assert gen(own(4), None) == pytest.approx(math.sqrt(500.0))
+    assert gen(own(20), None) == pytest.approx(10.0)
 
 
 def test_a_claim_replaces_the_prior_until_own_samples_do():
     assert gen(None, claim(500)) == pytest.approx(500.0)
-    assert gen(own(10), claim(500)) == pytest.approx(math.exp((math.log(10) + math.log(500)) / 2))
-    assert gen(own(20), claim(500)) == pytest.approx(10.0)
+    assert gen(own(8, 200), claim(500)) == pytest.approx(math.exp(0.4 * math.log(200) + 0.6 * math.log(500)))
+    assert gen(own(20, 200), claim(500)) == pytest.approx(200.0)
     assert gen(own(200), claim(60_000)) == pytest.approx(10.0)
+
+
+@pytest.mark.threat("T12")
+def test_three_samples_that_contradict_a_claim_silence_it():
+    assert gen(own(2), claim(500)) == pytest.approx(math.exp((2 * math.log(10) + 18 * math.log(500)) / 20))
+    assert gen(own(3), claim(500)) == gen(own(3), None)
+    assert gen(own(3), claim(500)) == pytest.approx(math.exp((3 * math.log(10) + 4.25 * math.log(50)) / 7.25))
+
+
+@pytest.mark.threat("T12")
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 60),
+    st.floats(0.1, 2_000),
+    st.none() | st.builds(claim, st.integers(0, 65_535), st.integers(0, 2**32 - 1)),
+)
+def test_no_claim_or_prior_outweighs_what_was_observed(n, speed, told):
+    """The estimate lies between what was observed and what is told; after 20 samples it is what was observed."""
+    expected = gen(own(n, speed), told)
+    claimed = [min(2_000.0, told.gen_dtps / 10)] if told is not None and told.gen_dtps else []
+    anchors = [PRIOR.gen, *claimed, *([speed] if n else [])]
+    assert min(anchors) * 0.999 <= expected <= max(anchors) * 1.001
+    if n >= 20:
+        assert expected == pytest.approx(speed)
 
 
 def test_a_claim_without_samples_or_speed_counts_nothing():
