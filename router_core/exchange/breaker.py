@@ -105,15 +105,17 @@ class Breaker:
 
 
 class Breakers:
-    """The breakers of one router, by endpoint. Only endpoints with a fault on record are kept, at most ``limit``."""
+    """The breakers of one router, by endpoint. Only endpoints with a fault on record are kept, at most ``limit``; as many
+    count as are not closed."""
 
     def __init__(self, policy: ExchangePolicy, *, limit: int = 4_096) -> None:
         self._policy = policy
         self._limit = limit
         self._of: dict[Endpoint, Breaker] = {}
+        self._not_closed: set[Endpoint] = set()
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._not_closed)
 
     def state(self, endpoint: Endpoint, now: int) -> BreakerState:
         breaker = self._of.get(endpoint)
@@ -134,16 +136,24 @@ class Breakers:
     def succeeded(self, endpoint: Endpoint, now: int) -> None:
         if (breaker := self._of.get(endpoint)) is not None:
             breaker.succeeded(now)
+            if breaker.deadline is None:
+                self._not_closed.discard(endpoint)
 
     def reborn(self, node: NodeId) -> None:
         """A new process answers for ``node``: what is held against its endpoints was about one that is gone."""
         for endpoint in [known for known in self._of if known.partition("/")[0] == node]:
-            del self._of[endpoint]
+            self._forget(endpoint)
 
     def failed(self, endpoint: Endpoint, now: int, *, connection_refused: bool = False) -> None:
         breaker = self._of.get(endpoint)
         if breaker is None:
             if len(self._of) >= self._limit:
-                del self._of[min(self._of, key=lambda name: self._of[name].last_fault_ms or 0)]
+                self._forget(min(self._of, key=lambda name: self._of[name].last_fault_ms or 0))
             breaker = self._of[endpoint] = Breaker(self._policy)
         breaker.failed(now, connection_refused=connection_refused)
+        if breaker.deadline is not None:
+            self._not_closed.add(endpoint)
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        del self._of[endpoint]
+        self._not_closed.discard(endpoint)

@@ -35,7 +35,7 @@ class Breaking(Protocol):
     """The circuit breakers of this router, as far as choosing needs them."""
 
     def __len__(self) -> int:
-        """How many endpoints have a fault on record; 0 means all are closed."""
+        """How many are not closed."""
 
     def state(self, endpoint: Endpoint, now: int) -> int:
         """0 closed, 1 half-open (ready for one trial), 2 open."""

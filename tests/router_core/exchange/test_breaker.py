@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.exchange.breaker import Breaker, Breakers, BreakerState
+from router_core.ids import NodeId
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
@@ -112,6 +113,34 @@ def test_an_open_breakers_deadline_never_shortens(steps: list[tuple[str, int]]) 
             assert breaker.deadline >= before
         if was is OPEN and step in ("fail", "refuse"):
             assert breaker.deadline is not None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.sampled_from(("fail", "refuse", "ok", "go", "release", "reborn")),
+            st.integers(0, 3_000),
+        ),
+        max_size=60,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_breakers_count_as_many_as_are_not_closed(steps: list[tuple[str, str, int]]) -> None:
+    breakers, now = Breakers(POLICY, limit=2), 0
+    for name, step, passed in steps:
+        endpoint, now = key(name), now + passed
+        if step == "ok":
+            breakers.succeeded(endpoint, now)
+        elif step == "go":
+            breakers.dispatched(endpoint, now)
+        elif step == "release":
+            breakers.released(endpoint)
+        elif step == "reborn":
+            breakers.reborn(NodeId("node"))
+        else:
+            breakers.failed(endpoint, now, connection_refused=step == "refuse")
+        assert len(breakers) == sum(breakers.state(key(each), now) is not CLOSED for each in "abc")
 
 
 def test_endpoints_without_a_fault_are_not_kept_and_the_table_is_bounded() -> None:
