@@ -160,14 +160,14 @@ class IngressFront:
         member = self._admission.member(connection.peer_certificate() or b"")
         if member is None:
             connection.abort()
-            return self._error("role", keep=False)
+            return _told(status_of("role"), "role", _ERROR)
         method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
         verdict = routes.allowed(routes.Port.INGRESS, method, path, member.roles)
         dialect = RELAYED.get(request.path)
         if verdict is routes.Answer.FORBIDDEN:
-            return self._error("role", keep=False)
+            return _told(status_of("role"), "role", _ERROR)
         if verdict is routes.Answer.NOT_FOUND or dialect is None:
-            return self._error("route_unknown", keep=False)
+            return _told(status_of("route_unknown"), "route_unknown", _ERROR)
         if request.single.get(b"content-type") != b"application/json":
             return self._error("media_type", keep=False)
         route, model, length = _announced(request)
@@ -222,7 +222,7 @@ class IngressFront:
 
     def fault(self, connection: Client, request: Request | None, code: str) -> Answer:
         self._drop_call(connection)
-        return self._error(code, keep=False)
+        return _told(status_of(code), code, _ERROR)
 
     def answered(self, connection: Client, request: Request | None, answer: Answer) -> None:
         known = request is not None and request.path in RELAYED
@@ -236,10 +236,10 @@ class IngressFront:
             call.end()
 
     def _error(self, code: str, *, keep: bool = True) -> Answer:
-        return _told(status_of(code), code, b"x-pairmesh-error", self._states, keep=keep)
+        return _told(status_of(code), code, _ERROR, self._states.headers(), keep=keep)
 
     def _refused(self, cause: str) -> Answer:
-        return _told(429, cause, b"x-pairmesh-refused", self._states, keep=True)
+        return _told(429, cause, b"x-pairmesh-refused", self._states.headers(), keep=True)
 
 
 class StateHeader:
@@ -276,7 +276,7 @@ class IngressVoice:
     def refusal(
         self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
     ) -> Answer:
-        return _told(told.status, told.code, b"x-pairmesh-error", self._states, keep=True)
+        return _told(told.status, told.code, _ERROR, self._states.headers(), keep=True)
 
     def stream_error(self, code: str, *, mid_event: bool) -> bytes:
         return b""
@@ -285,8 +285,9 @@ class IngressVoice:
         return lines_of([(b"x-request-id", asked.request_id.encode("ascii")), *self._states.headers()])
 
 
-def _told(status: int, code: str, name: bytes, states: StateHeader, *, keep: bool) -> Answer:
-    headers = [*JSON, (name, code.encode("ascii")), *states.headers()]
+def _told(status: int, code: str, name: bytes, state: Headers | None = None, *, keep: bool = False) -> Answer:
+    """A reply of the ingress itself; ``state`` only for a caller that has shown its role."""
+    headers = [*JSON, (name, code.encode("ascii")), *(state or [])]
     if status in (429, 503):
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     body = msgspec.json.encode({"code": code})
@@ -308,4 +309,5 @@ def _announced(request: Request) -> tuple[RouteHeader | None, str | None, int | 
     return route, model or None, int(length) if good else None
 
 
+_ERROR = b"x-pairmesh-error"
 _ANNOUNCED = frozenset({b"x-pairmesh-route", b"x-pairmesh-model", b"x-pairmesh-length"})

@@ -206,9 +206,24 @@ async def test_only_a_router_may_send_requests(tmp_path: Path, roles: int, statu
     async with Recorder() as up, ingress(tmp_path, up.port, roles=roles) as peer:
         client = await peer.dial()
         await client.send(head())
-        assert (await client.head())[0] == status
+        answered, told = await client.head()
+        assert answered == status
+        assert "x-pairmesh-state" not in told
         client.close()
         assert up.requests == []
+
+
+@pytest.mark.threat("T29")
+@pytest.mark.parametrize("sent", [head(), head(path=b"/metrics", method=b"GET"), b"nonsense\r\n\r\n"])
+async def test_nothing_is_told_of_the_node_to_who_has_no_role_for_it(tmp_path: Path, sent: bytes) -> None:
+    async with Recorder() as up, ingress(tmp_path, up.port, roles=Role.OBSERVER) as peer:
+        client = await peer.dial()
+        await client.send(sent)
+        heard = await client.heard()
+        assert heard.status in (400, 403, 404)
+        assert "x-pairmesh-state" not in heard.headers
+        assert json.loads(heard.body).keys() == {"code"}
+        client.close()
 
 
 @pytest.mark.parametrize(
