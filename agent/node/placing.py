@@ -94,7 +94,7 @@ class Placing:
         """Read the hints once; the first decision comes when the relay asks for it."""
         hints = parse_hints(asked.headers, asked.facts.hints, session_headers=self.policy.session_headers)
         if isinstance(hints, HintFault):
-            return Choosing(self, asked, None)
+            return Choosing(self, asked, None, fault=hints)
         session, pin = self.session_of(hints, asked.accepted_ms)
         return Choosing(self, asked, _request_of(asked, hints, session, pin))
 
@@ -158,11 +158,19 @@ class Placing:
 
 
 class Choosing:
-    """One request being placed. ``request`` is None if a narrowing hint could not be understood."""
+    """One request being placed. ``request`` is None if a narrowing hint could not be understood, which ``fault`` tells."""
 
-    def __init__(self, placing: Placing, asked: Asked, request: PlacementRequest | None) -> None:
+    def __init__(
+        self,
+        placing: Placing,
+        asked: Asked,
+        request: PlacementRequest | None,
+        *,
+        fault: HintFault | None = None,
+    ) -> None:
         self.asked = asked
         self.request = request
+        self.fault = fault
         self.decision: Decision | None = None
         self.choice: Choice | None = None
         self.committed = False
@@ -203,11 +211,10 @@ class Choosing:
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
-        if self.request is None:
-            reason = Reason.HINT_MALFORMED
-            return Turned(decision_id=None, status=reason.status, code=reason.value)
         placing = self._placing
         request = self.request
+        if request is None:
+            return self._misunderstood()
         if attempt > 1 or self._held_since_ms is not None:
             request = replace(
                 request,
@@ -230,6 +237,14 @@ class Choosing:
             return self._routed(decision, decision.chosen, now)
         turned = _turned(decision, self._told_by)
         return turned if decision.hold is None else self._queued(request, decision.hold, turned)
+
+    def _misunderstood(self) -> Turned:
+        """The refusal of a request whose hints narrow it nobody knows how."""
+        reason = Reason.HINT_MALFORMED
+        assert self.fault is not None
+        note = HintNote(hint=self.fault.hint, outcome=HintOutcome.EXCLUDED, detail=reason.value)
+        self._placing.metrics.misunderstood(note)
+        return Turned(decision_id=None, status=reason.status, code=reason.value, hints=hints_header((note,)))
 
     def _count(self, asked: str, decision: Decision, fleet: Fleet, now: int) -> None:
         """Count the request once as demand for the model it asks for, if anybody offers it, served or not."""

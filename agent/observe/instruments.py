@@ -11,8 +11,9 @@ from typing import Final
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Family, Histogram
 from router_core.placement.decision import Decision
-from router_core.placement.reasons import Action
+from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
+from router_core.placement.request import HintNote
 from router_core.policy.authority import AuthorityMode
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
@@ -62,6 +63,11 @@ class DecisionMetrics:
             self._degraded.inc(kind)
         if decision.authority.mode is not AuthorityMode.OFF:
             self._authority.inc(decision.authority.outcome.value)
+
+    def misunderstood(self, note: HintNote) -> None:
+        """A request was refused for a hint, before anything was decided."""
+        self._decisions.inc(Action.REJECT.value, Reason.HINT_MALFORMED.value)
+        self._hints.inc(note.hint, note.outcome.value)
 
     def ended(self, record: DecisionRecord) -> None:
         for attempt in record.attempts:

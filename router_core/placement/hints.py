@@ -43,6 +43,7 @@ _RANGES = {
     "deadline_ms": (1, 3_600_000),
     "expect_tokens": (0, 1_000_000),
 }
+_IN_BODY = frozenset({*_KEYS, "session"})
 _HEADER_OF = {key: PREFIX + key.replace("_", "-") for key in _KEYS}
 _KEY_OF = {header: key for key, header in _HEADER_OF.items()}
 _TERM = re.compile(r"(!?)([a-z]+)(>=|=)(\S+)")
@@ -107,12 +108,10 @@ def parse_hints(
             notes.append(HintNote(hint=key, outcome=HintOutcome.IGNORED_MALFORMED))
         else:
             fields.update(parsed)
-    body_session = told.get("session")
-    if session is None and isinstance(body_session, str):
-        session = body_session
-    if session is not None and not _SESSION.fullmatch(session):
+    said = told.get("session") if session is None else session
+    session = said if isinstance(said, str) and _SESSION.fullmatch(said) else None
+    if said is not None and session is None:
         notes.append(HintNote(hint="session", outcome=HintOutcome.IGNORED_MALFORMED))
-        session = None
     _clamp(fields, grants, notes)
     if not fields and not notes and session is None:
         return NO_HINTS
@@ -135,11 +134,10 @@ def _read_body(body: bytes | None, told: dict[str, Any], notes: list[HintNote]) 
     if not isinstance(members, dict):
         return HintFault(hint="pairmesh", detail="not an object")
     for key, value in members.items():
-        if key in _KEYS or key == "session":
-            if value is not None:
-                told[key] = value
-        else:
-            notes.append(HintNote(hint="pairmesh", outcome=HintOutcome.IGNORED_UNKNOWN))
+        if key in _IN_BODY and value is not None:
+            told[key] = value
+    if not members.keys() <= _IN_BODY:
+        notes.append(HintNote(hint="pairmesh", outcome=HintOutcome.IGNORED_UNKNOWN))
     return None
 
 
@@ -149,28 +147,34 @@ def _read_headers(
     notes: list[HintNote],
     session_headers: tuple[str, ...],
 ) -> str | HintFault | None:
+    """What names the session: None if nothing does, empty, which is no name, if it is told twice."""
     size = 0
     seen: dict[str, list[str]] = {}
-    session: str | None = None
+    own: list[str] = []
+    named: str | None = None
     for name, value in headers:
         if name.startswith(PREFIX):
             if name in TRANSPORT:
                 continue
             size += len(name) + len(value)
             seen.setdefault(name, []).append(value)
-        elif name == "x-session-id" or (session is None and name in session_headers):
-            session = value
+        elif name == "x-session-id":
+            own.append(value)
+        elif named is None and name in session_headers:
+            named = value
     if size > limits.HINT_HEADERS:
         return HintFault(hint="headers", detail=f"longer than {limits.HINT_HEADERS} bytes together")
     for name, values in seen.items():
         key = _KEY_OF.get(name)
-        if key is None:
-            notes.append(HintNote(hint="header", outcome=HintOutcome.IGNORED_UNKNOWN))
-        elif key in _LISTS:
+        if key in _LISTS:
             told[key] = ",".join(values)
-        else:
+        elif key is not None:
             told[key] = values[0] if len(values) == 1 else None
-    return session
+    if not seen.keys() <= _KEY_OF.keys():
+        notes.append(HintNote(hint="header", outcome=HintOutcome.IGNORED_UNKNOWN))
+    if len(own) > 1:
+        return ""
+    return own[0] if own else named
 
 
 def _clamp(fields: dict[str, Any], grants: Grants, notes: list[HintNote]) -> None:

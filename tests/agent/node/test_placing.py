@@ -208,6 +208,10 @@ def test_a_narrowing_hint_that_makes_no_sense_is_refused_without_a_decision() ->
     turned = choosing.decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
     assert isinstance(turned, Turned)
     assert (turned.status, turned.code, turned.decision_id) == (400, "hint_malformed", None)
+    assert turned.hints == "require=excluded(hint_malformed)", "which one it was is told, not what it said"
+    text = figures(world)
+    assert 'pairmesh_decisions_total{action="reject",reason="hint_malformed"} 1\n' in text
+    assert 'pairmesh_hints_total{hint="require",outcome="excluded"} 1\n' in text
     assert choosing.until_ms is None
     assert len(world.ledger) == 0
 

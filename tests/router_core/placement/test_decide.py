@@ -164,11 +164,16 @@ def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    fleets(**open_rows), st.sampled_from(["work_s", "pressure", "in_flight", "success", "load_s"]), st.data()
+    fleets(**open_rows),
+    st.sampled_from(["work_s", "pressure", "in_flight", "queued", "success", "load_s", "taken_ms"]),
+    st.data(),
 )
 def test_a_worse_row_never_ranks_better(found, field, data):
     assume(len(found) >= 2)
     victim = data.draw(st.integers(0, len(found) - 1))
+    found = list(found)
+    if field == "taken_ms":
+        found[victim] = replace(found[victim], work_s=0.0, work_mean_s=0.0)
     old = found[victim]
     if field == "load_s":
         assume(not old.resident)
@@ -176,8 +181,10 @@ def test_a_worse_row_never_ranks_better(found, field, data):
         "work_s": old.work_s + 5.0,
         "pressure": min(1.0, old.pressure + 0.3),
         "in_flight": old.in_flight + 1,
+        "queued": old.queued + 1,
         "success": old.success / 2,
         "load_s": old.load_s + 5.0,
+        "taken_ms": old.taken_ms - 4 * old.period_ms,
     }[field]
     changed = list(found)
     changed[victim] = replace(old, **{field: worse})

@@ -125,6 +125,15 @@ def test_unknown_keys_are_ignored_and_counted_without_their_names():
     assert "secret-key" not in repr(hints)
 
 
+def test_however_many_are_unknown_the_reply_tells_it_once():
+    body = {f"k{number}": 0 for number in range(300)}
+    hints = parsed(*((f"x-pairmesh-{name}", "") for name in "abcdefgh"), body=body)
+    assert outcomes(hints) == [
+        ("pairmesh", HintOutcome.IGNORED_UNKNOWN),
+        ("header", HintOutcome.IGNORED_UNKNOWN),
+    ]
+
+
 def test_transport_headers_of_the_mesh_are_no_hints():
     assert parsed(("x-pairmesh-route", "v=1"), ("x-pairmesh-state", "abc")) == Hints()
 
@@ -138,8 +147,23 @@ def test_a_body_object_of_null_says_nothing():
     assert parse_hints([], b"null") == Hints()
 
 
-def test_hint_headers_beyond_the_limit_refuse_the_request():
-    assert isinstance(parse_hints([("x-pairmesh-prefer", "@a" + " " * 4100)]), HintFault)
+def test_hint_headers_at_the_limit_are_read_and_one_byte_more_refuses_the_request():
+    name, other = "x-pairmesh-prefer", ("x-pairmesh-class", "batch")
+    room = 4096 - len(name) - sum(map(len, other)) - len("@a")
+    full = parse_hints([(name, "@a" + " " * room), other])
+    assert isinstance(full, Hints)
+    assert [ref.name for ref in full.prefer] == ["a"]
+    fault = parse_hints([(name, "@a" + " " * (room + 1)), other])
+    assert isinstance(fault, HintFault)
+    assert fault.hint == "headers"
+
+
+def test_a_body_object_at_the_limit_is_read_and_one_byte_more_refuses_the_request():
+    told = b'{"class":"batch"'
+    assert isinstance(parse_hints([], told + b" " * (4095 - len(told)) + b"}"), Hints)
+    fault = parse_hints([], told + b" " * (4096 - len(told)) + b"}")
+    assert isinstance(fault, HintFault)
+    assert fault.hint == "pairmesh"
 
 
 def test_wrong_types_in_the_body_are_malformed():
@@ -174,7 +198,15 @@ def test_session_comes_from_its_header_then_named_ones_then_the_body():
     assert parsed(own, named, session_headers=names).session == "own"
     assert parsed(named, session_headers=names, body={"session": "body"}).session == "named"
     assert parsed(body={"session": "body"}).session == "body"
-    assert parsed(("x-session-id", "has space")).session is None
+    for unfit in (
+        parsed(("x-session-id", "has space"), named, session_headers=names),
+        parsed(("x-session-id", ""), body={"session": "body"}),
+        parsed(own, own, named, session_headers=names),
+        parsed(("x-session-id", "x" * 129)),
+        parsed(body={"session": 7}),
+    ):
+        assert unfit.session is None
+        assert outcomes(unfit) == [("session", HintOutcome.IGNORED_MALFORMED)]
 
 
 @pytest.mark.parametrize(
