@@ -133,9 +133,7 @@ def _read_body(body: bytes | None, told: dict[str, Any], notes: list[HintNote]) 
         return None
     if not isinstance(members, dict):
         return HintFault(hint="pairmesh", detail="not an object")
-    for key, value in members.items():
-        if key in _IN_BODY and value is not None:
-            told[key] = value
+    told.update((key, value) for key, value in members.items() if key in _IN_BODY and value is not None)
     if not members.keys() <= _IN_BODY:
         notes.append(HintNote(hint="pairmesh", outcome=HintOutcome.IGNORED_UNKNOWN))
     return None
