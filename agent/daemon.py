@@ -12,7 +12,7 @@ from typing import Self
 import uvloop
 
 from agent import __version__
-from agent.assembly import Assembly
+from agent.assembly.node import Assembly
 from agent.effects.clock import Clock, SystemClock
 from agent.identity.own import OwnIdentity, load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
@@ -100,45 +100,45 @@ class Daemon:
         """Run until SIGTERM or SIGINT; the exit status. Raises ``RefuseToStart``."""
         report_loop(self._node.log, asyncio.get_running_loop())
         with contextlib.ExitStack() as bound:
-            bound.callback(self._node.close_sockets)
+            bound.callback(self._node.ports.close)
             signals = Signals(reload=self._node.reload.set)
             bound.enter_context(signals.caught())
-            self._node.bind()
+            self._node.ports.bind()
             await self._node.build()
             return await self._run(signals)
 
     async def _run(self, signals: Signals) -> int:
         node, settings = self._node, self._node.settings
         notifier = Notifier.from_env(os.environ, os.getpid())
-        node.addresses = await asyncio.to_thread(node.own_addresses)
+        node.addresses = await asyncio.to_thread(node.ports.told)
         await node.admin.listen_socket(node.folders.admin_socket)
         try:
             await node.admin.listen_tcp(settings.admin.hosts[0], settings.admin.port)
         except OSError as fault:
             raise refusal("admin.listen", settings.admin, fault) from None
-        node.engines.start()
+        node.host.engines.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_MS / 1_000):
-                await node.engines.looked()
-        node.speaking.speak()
-        for listener in node.listeners:
+                await node.host.engines.looked()
+        node.host.speaking.speak()
+        for listener in node.relay.listeners:
             listener.start()
         loops = {
-            "mesh": node.driver.run(),
-            "sampler": node.sampler.run(),
-            "profiles": node.learning.run(),
+            "mesh": node.mesh.driver.run(),
+            "sampler": node.host.sampler.run(),
+            "profiles": node.placement.learning.run(),
             "config": node.reloading.run(),
-            "ingress tick": node.ingress_roll.run(),
-            "residency": node.residency.run(),
-            "discovery": node.discovery.run(partial(announced_addresses, settings.mesh.listen)),
+            "ingress tick": node.relay.ingress_roll.run(),
+            "residency": node.host.residency.run(),
+            "discovery": node.mesh.discovery.run(partial(announced_addresses, settings.mesh.listen)),
             "addresses": self._follow_addresses(),
-            "review": review_on_change(node.board, node.wiring),
-            "silence": watch_silence(node.wiring, node.suspects),
+            "review": review_on_change(node.placement.board, node.relay.wiring),
+            "silence": watch_silence(node.relay.wiring, node.placement.suspects),
             "watchdog": keep_watchdog(notifier, self._parts(), self._stale),
-        } | {f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.acceptors.items()}
+        } | {f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.relay.acceptors.items()}
         ending = asyncio.create_task(signals.stop.wait(), name="stop")
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-        begun = asyncio.create_task(node.driver.begun.wait(), name="begun")
+        begun = asyncio.create_task(node.mesh.driver.begun.wait(), name="begun")
         ended, _ = await asyncio.wait([begun, ending, *running], return_when=asyncio.FIRST_COMPLETED)
         if ended == {begun}:
             node.phase = Phase.SERVING
@@ -147,7 +147,7 @@ class Daemon:
                 node=node.own.node_id,
                 name=settings.name,
                 version=__version__,
-                **node.shown_addresses(),
+                **node.ports.shown(),
             )
             notifier.ready(f"serving as {settings.name}")
             ended, _ = await asyncio.wait([ending, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -165,13 +165,13 @@ class Daemon:
     async def _follow_addresses(self) -> None:
         while True:
             await asyncio.sleep(10.0)
-            self._node.addresses = await asyncio.to_thread(self._node.own_addresses)
+            self._node.addresses = await asyncio.to_thread(self._node.ports.told)
 
     def _parts(self) -> dict[str, Callable[[], bool]]:
         """What has to make progress for this process to be left alive."""
         return {
-            "sampler": lambda: self._is_recent(self._node.sampler.heartbeat_ms),
-            "mesh": lambda: self._is_recent(self._node.driver.stepped_ms),
+            "sampler": lambda: self._is_recent(self._node.host.sampler.heartbeat_ms),
+            "mesh": lambda: self._is_recent(self._node.mesh.driver.stepped_ms),
             "listeners": self._is_accepting,
         }
 
@@ -182,8 +182,8 @@ class Daemon:
         if self._node.phase is Phase.DRAINING:
             return True
         now = self._node.clock.boot_ms()
-        api = [acceptor.is_stuck(now, self._stale_ms) for acceptor in self._node.acceptors.values()]
-        peers = [listener.is_stuck(now, self._stale_ms) for listener in self._node.listeners]
+        api = [acceptor.is_stuck(now, self._stale_ms) for acceptor in self._node.relay.acceptors.values()]
+        peers = [listener.is_stuck(now, self._stale_ms) for listener in self._node.relay.listeners]
         return not any(api + peers)
 
     def _stale(self, names: object) -> None:
@@ -194,7 +194,9 @@ class Daemon:
         steps = (
             Step(name="streams", run=self._end_requests, within_ms=STREAMS_MS),
             Step(
-                name="leave", run=partial(self._node.driver.leave, LeaveReason.SHUTDOWN), within_ms=LEAVE_MS
+                name="leave",
+                run=partial(self._node.mesh.driver.leave, LeaveReason.SHUTDOWN),
+                within_ms=LEAVE_MS,
             ),
             Step(name="store", run=self._store, within_ms=STORE_MS),
         )
@@ -203,29 +205,29 @@ class Daemon:
     async def _end_requests(self) -> None:
         """Nothing new is taken; what waits for room is told so, what streams may end by itself, and is told the truth
         when time is up."""
-        self._node.speaking.drain()
-        for request in tuple(self._node.wiring.in_hand):
+        self._node.host.speaking.drain()
+        for request in tuple(self._node.relay.wiring.in_hand):
             if request.is_held:
                 request.shut_down()
-        for roll in (self._node.api_roll, self._node.ingress_roll):
+        for roll in (self._node.relay.api_roll, self._node.relay.ingress_roll):
             roll.close_idle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout((STREAMS_MS - GOODBYE_MS) / 1_000):
-                await self._node.wiring.in_hand.emptied()
-        for request in tuple(self._node.wiring.in_hand):
+                await self._node.relay.wiring.in_hand.emptied()
+        for request in tuple(self._node.relay.wiring.in_hand):
             request.shut_down()
 
     async def _store(self) -> None:
-        for listener in self._node.listeners:
+        for listener in self._node.relay.listeners:
             await listener.aclose()
-        self._node.pool.close()
-        await self._node.engines.aclose()
+        self._node.relay.pool.close()
+        await self._node.host.engines.aclose()
         await self._node.admin.aclose()
-        await self._node.link_server.shutdown(0.1)
-        self._node.observing.settle()
-        await self._node.learning.save()
+        await self._node.relay.link_server.shutdown(0.1)
+        self._node.relay.observing.settle()
+        await self._node.placement.learning.save()
         await self._node.journal.aclose()
-        self._node.access.flush()
+        self._node.relay.access.flush()
 
     def _step_ended(self, step: StepEnded) -> None:
         if step.overdue or step.error is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.assembly import Assembly
+from agent.assembly.node import Assembly
 from agent.effects.clock import SystemClock
 from agent.identity.own import load_identity
 from agent.observe.log import Log
@@ -31,44 +31,44 @@ async def node(tmp_path: Path) -> AsyncIterator[Assembly]:
     clock = SystemClock()
     built = Assembly(settings, folders, load_identity(folders.state, None), clock, Log(lambda _: None, clock))
     try:
-        built.bind()
+        built.ports.bind()
         await built.build()
         yield built
     finally:
         await built.journal.aclose()
-        built.close_sockets()
+        built.ports.close()
 
 
 def finds_what_the_last_one_found(node: Assembly) -> bool:
     """Whether a decision leaves what it found out to the next one of its kind."""
     now = node.clock.boot_ms()
-    assert not node.viewing.fleet.sifted
-    node.placing(an_asked(now)).decide(attempt=1, tried=frozenset(), refused=frozenset(), now=now)
-    return len(node.viewing.fleet.sifted) == 1
+    assert not node.placement.viewing.fleet.sifted
+    node.placement.placing(an_asked(now)).decide(attempt=1, tried=frozenset(), refused=frozenset(), now=now)
+    return len(node.placement.viewing.fleet.sifted) == 1
 
 
 async def test_decisions_build_on_each_other_under_the_first_policy_and_under_the_next(
     node: Assembly,
 ) -> None:
-    node.viewing.said(*stated(an_endpoint(), now=node.clock.boot_ms()), 2_000)
+    node.placement.viewing.said(*stated(an_endpoint(), now=node.clock.boot_ms()), 2_000)
     assert finds_what_the_last_one_found(node)
 
     (node.folders.config / "policy.toml").write_text('preset = "latency"')
     following = asyncio.create_task(node.reloading.run())
     try:
         node.reload.set()
-        await until(lambda: node.viewing.fleet.policy == PRESETS["latency"])
+        await until(lambda: node.placement.viewing.fleet.policy == PRESETS["latency"])
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
-    assert node.hold.policy is node.placing.policy is node.viewing.fleet.policy
+    assert node.placement.hold.policy is node.placement.placing.policy is node.placement.viewing.fleet.policy
     assert finds_what_the_last_one_found(node)
 
 
 async def test_a_fault_that_was_made_good_costs_later_decisions_nothing(node: Assembly) -> None:
-    node.viewing.said(*stated(an_endpoint(), now=node.clock.boot_ms()), 2_000)
-    [row] = node.viewing.fleet.rows
-    node.breakers.failed(row.key, node.clock.boot_ms())
-    node.breakers.succeeded(row.key, node.clock.boot_ms())
+    node.placement.viewing.said(*stated(an_endpoint(), now=node.clock.boot_ms()), 2_000)
+    [row] = node.placement.viewing.fleet.rows
+    node.placement.breakers.failed(row.key, node.clock.boot_ms())
+    node.placement.breakers.succeeded(row.key, node.clock.boot_ms())
     assert finds_what_the_last_one_found(node)

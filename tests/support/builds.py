@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from agent import daemon
-from agent.assembly import Assembly
+from agent.assembly.node import Assembly
 from agent.identity.listener import Listener
 from agent.mesh.driver import Driver
 from agent.node.learning import Learning
@@ -83,8 +83,8 @@ class DeafNode(Assembly):
 
     async def build(self) -> None:
         await super().build()
-        link, ingress = self.listeners
-        self.listeners = [link, Deaf(ingress)]
+        link, ingress = self.relay.listeners
+        self.relay.listeners = [link, Deaf(ingress)]
 
 
 class DeafIngress(daemon.Daemon):
@@ -113,7 +113,7 @@ class Stalled:
 class StalledNode(Assembly):
     async def build(self) -> None:
         await super().build()
-        self.driver = Stalled(self.driver)
+        self.mesh.driver = Stalled(self.mesh.driver)
 
 
 class StalledMesh(daemon.Daemon):
@@ -151,7 +151,7 @@ class LeakyNode(Assembly):
 
     def _build_placement(self) -> None:
         super()._build_placement()
-        self.learning = Careless(self.learning, self._leak)
+        self.placement.learning = Careless(self.placement.learning, self._leak)
 
     def _build_admin(self) -> None:
         super()._build_admin()

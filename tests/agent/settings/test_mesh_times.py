@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.assembly import mesh_policy
+from agent.assembly.mesh import mesh_policy
 from agent.settings.load import Settings, load
 from agent.settings.schema import SCHEMA
 

@@ -1,0 +1,169 @@
+"""The rooms of this host: its engines, its load, the models it holds, and what is said of them."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from agent import __version__
+from agent.assembly.ground import Ground
+from agent.assembly.placement import PlacementRooms
+from agent.effects.entropy import new_rng
+from agent.effects.tasks import Tasks
+from agent.engines.catalogue import LOOPBACK_PORTS
+from agent.engines.contract import EndpointStatus
+from agent.engines.outside import Outside
+from agent.engines.watch import EngineWatch
+from agent.node.draining import Drains
+from agent.node.own_work import own_work
+from agent.node.speaking import Listeners, Sources, Speaking
+from agent.observe.instruments import LoadMetrics
+from agent.relay.dispatch import DispatchRate
+from agent.residency import Listeners as ResidencyListeners
+from agent.residency import ModelResidency
+from agent.residency import Sources as ResidencySources
+from agent.sampling.files import Roots
+from agent.sampling.loop import OwnWork, Sampler, SamplerPorts
+from agent.sampling.nvml import NvmlClient, binding_file
+from agent.sampling.nvml_report import ProbeReport
+from agent.sampling.reader import HostReader
+from agent.sampling.report import SamplingReport
+from agent.settings.manifest import Manifest
+from router_core.policy.residency import ResidencyPolicy
+from router_core.pressure.samples import Sampled
+from router_core.pressure.wire import load_memory_mib, node_level
+from router_core.record.state import Address, Level, Static, Volatile
+
+
+class HostRooms:
+    """``cut_off`` ends what is in flight at an endpoint by name; ``said`` and ``told_mesh`` hear each new statement."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        placement: PlacementRooms,
+        tasks: Tasks,
+        manifests: Sequence[Manifest],
+        *,
+        outside: Outside,
+        roots: Roots,
+        residency_policy: ResidencyPolicy,
+        addresses: Callable[[], tuple[Address, ...]],
+        cut_off: Callable[[str], None],
+        said: Callable[[Static, Volatile], None],
+        told_mesh: Callable[[Static, Volatile, bool], None],
+    ) -> None:
+        settings, clock, log = ground.settings, ground.clock, ground.log
+        self._clock = clock
+        self._work = work = placement.work
+        learning = placement.learning
+        self.engines = EngineWatch(
+            manifests,
+            clock=clock,
+            rng=new_rng(),
+            changed=self._engine_changed,
+            failed=ground.failed,
+            read_credential=ground.secret,
+            ports=LOOPBACK_PORTS if settings.autodetect else (),
+            outside=outside,
+        )
+        self.drains = Drains(
+            endpoints=self.engines.endpoints,
+            in_flight=work.in_flight,
+            cut=cut_off,
+            changed=lambda: self.speaking.speak(),
+            clock=clock,
+        )
+        self.dispatch = DispatchRate(clock)
+        self.speaking = Speaking(
+            Sources(
+                endpoints=self.engines.endpoints,
+                addresses=addresses,
+                dispatch=self.dispatch.row,
+                claims=partial(learning.claims, ground.own.id16),
+                used=learning.used,
+                demand=lambda: placement.demand.rows(clock.boot_ms()),
+                leaving=placement.leaving,
+                reserved_mib=lambda: self.residency.reserved_mib,
+                drains=self.drains,
+            ),
+            Listeners(view=said, mesh=told_mesh, work=self._report_work),
+            work,
+            clock,
+            version=__version__,
+            router=settings.router,
+        )
+        work.changed = self._work_changed
+        self.sampling_report = SamplingReport(log, clock.boot_ms)
+        binding = binding_file()
+        self.probe_report = ProbeReport(log, binding)
+        self.sampler = Sampler(
+            settings.sampling,
+            clock,
+            SamplerPorts(
+                read=HostReader(
+                    roots, clock.boot_ms, library_path=os.environ.get("LD_LIBRARY_PATH", "")
+                ).read,
+                work=self._own_work,
+                on_sampled=self._sampled,
+                on_notify=self.sampling_report.notify,
+                on_failed=self.sampling_report.failed,
+            ),
+            gpus=self._gpus(ground, binding),
+        )
+        self.load_metrics = LoadMetrics()
+        self.residency = ModelResidency(
+            self.engines,
+            ResidencySources(
+                fleet=placement.fleet,
+                free_mib=lambda: load_memory_mib(self.sampler.latest, clock.boot_ms()),
+                level=self._level,
+                used=learning.used,
+            ),
+            ResidencyListeners(changed=self.speaking.models_moved, loaded=learning.loaded),
+            leaving=placement.leaving,
+            clock=clock,
+            rng=new_rng(),
+            tasks=tasks,
+            log=log,
+            metrics=self.load_metrics,
+            policy=residency_policy,
+        )
+
+    def _gpus(self, ground: Ground, binding: str) -> NvmlClient | None:
+        if ground.settings.sampling.nvml == "off":
+            return None
+        return NvmlClient(
+            clock=ground.clock,
+            rng=new_rng(),
+            folder=ground.folders.runtime,
+            environ=os.environ,
+            binding=binding,
+            report=self.probe_report,
+            failed=ground.failed,
+        )
+
+    def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
+        self.speaking.engine_changed(status, urgent)
+        if urgent:
+            self.residency.noticed()
+
+    def _sampled(self, sampled: Sampled, urgent: bool) -> None:
+        self.speaking.sampled(sampled, urgent)
+        self.residency.sampled(urgent)
+
+    def _work_changed(self, endpoint: str) -> None:
+        self.speaking.work_changed(endpoint)
+        self.sampler.worked()
+
+    def _report_work(self, endpoint: str, in_flight: int, began: bool) -> None:
+        if endpoint in self.engines.endpoints():
+            self.engines.report_work(endpoint, in_flight, began=began)
+
+    def _level(self) -> Level | None:
+        sampled = self.sampler.latest
+        return node_level(sampled, self._clock.boot_ms()) if sampled is not None else None
+
+    def _own_work(self) -> OwnWork:
+        local = [each for each in self.engines.endpoints().values() if not each.manifest.remote_host]
+        up = [status for status in local if status.health.takes_requests]
+        return own_work(up, self._work.in_flight, ordering=self.residency.ordering)

@@ -1,0 +1,126 @@
+"""The rooms by which nodes find each other and tell their state, and who may take part."""
+
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+
+from agent.assembly.ground import Ground
+from agent.board import Board
+from agent.effects.entropy import new_rng
+from agent.effects.tasks import Tasks
+from agent.engines.outside import IpAddress, Outside, beyond
+from agent.identity.admittance import Admittance
+from agent.identity.keys import Ed25519Verifier, NodeKey
+from agent.identity.membership import Membership
+from agent.identity.tls import OwnFiles, TlsContexts
+from agent.mesh.addresses import AddressBook, AddressRules, Endpoint
+from agent.mesh.discovery import Discovery, own_addresses
+from agent.mesh.driver import Driver, Told
+from agent.mesh.shelf import MeshShelf
+from agent.observe.instruments import Alarms
+from agent.settings.load import MeshSettings
+from agent.store.marks import Marks
+from agent.store.members import PeerFiles, RosterFiles
+from router_core.ids import Id16, NodeId
+from router_core.mesh.machine import Mesh
+from router_core.mesh.publish import Me
+from router_core.policy.mesh import MeshPolicy
+from router_core.record.membership import ViewChange
+from router_core.record.state import Address
+
+
+def mesh_policy(mesh: MeshSettings) -> MeshPolicy:
+    """The mesh's tuning with the times that the settings name."""
+    return MeshPolicy(
+        backoff_max_s=mesh.backoff_max_ms // 1_000,
+        gone_min_s=mesh.gone_min_ms // 1_000,
+        gone_redial_s=mesh.gone_redial_ms // 1_000,
+        audit_s=mesh.audit_ms // 1_000,
+        audit_far_s=mesh.audit_far_ms // 1_000,
+    )
+
+
+class MeshCrypto:
+    """Signs with the own key, verifies with anybody's."""
+
+    def __init__(self, key: NodeKey) -> None:
+        self.sign = key.sign
+        self.verify = Ed25519Verifier().verify
+
+
+class TrustRooms:
+    """Who may take part; ``load`` before anybody asks."""
+
+    def __init__(self, ground: Ground, tasks: Tasks) -> None:
+        own, state = ground.own, ground.folders.state
+        self.admittance = Admittance()
+        self.contexts = TlsContexts(OwnFiles(own.cert_path, own.key_path))
+        self.peer_files = PeerFiles(state)
+        self.membership = Membership(
+            own,
+            ground.settings.name,
+            roster_files=RosterFiles(state),
+            peer_files=self.peer_files,
+            contexts=self.contexts,
+            admittance=self.admittance,
+            tasks=tasks,
+            limit=ground.settings.mesh.roster_max,
+        )
+
+
+class MeshRooms:
+    """``heard`` gets what is heard of other nodes. ``outside`` tells which addresses are no node's."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        trust: TrustRooms,
+        board: Board,
+        *,
+        link_port: int,
+        heard: Callable[[Sequence[ViewChange]], None],
+    ) -> None:
+        settings, own, clock = ground.settings.mesh, ground.own, ground.clock
+        membership = trust.membership
+        shelf = MeshShelf(Marks(ground.folders.state), trust.peer_files)
+        self._clock = clock
+        self._board = board
+        self.machine = Mesh(
+            Me(id16=own.id16, key32=own.key.key32),
+            mesh_policy(settings),
+            MeshCrypto(own.key),
+            new_rng(),
+            shelf.load(membership.mesh_id, tuple(membership.members.values())),
+            clock.boot_ms(),
+        )
+        self.alarms = Alarms(ground.log, "mesh")
+        self.rules = AddressRules(
+            allow=settings.allow_networks, own=frozenset(own_addresses(settings.listen))
+        )
+        self.outside: Outside = beyond(self.addresses)
+        self.driver = Driver(
+            self.machine,
+            clock=clock,
+            tls=lambda: trust.contexts.client,
+            source=settings.listen.ip if settings.listen.source is not None else None,
+            book=AddressBook(self.rules, settings.peers),
+            shelf=shelf,
+            told=Told(on_view=heard, notify=self.alarms.notify, failed=ground.failed),
+        )
+        self.discovery = Discovery(
+            own.node_id, link_port, sighted=self.driver.sighted, clock=clock, failed=ground.failed
+        )
+
+    def addresses(self) -> frozenset[IpAddress]:
+        """Every address that nodes of the mesh tell, and those this one listens on."""
+        nodes = self._board.current.nodes.values()
+        told = [addr.ip for node in nodes if node.static is not None for addr in node.static.addrs]
+        return self.rules.own | {ip_address(ip) for ip in told if len(ip) in (4, 16)}
+
+    def told_addresses(self, node_id: NodeId, addresses: tuple[Address, ...]) -> None:
+        """``node_id`` can be dialled there, as its member file or its operator says."""
+        self.driver.sighted(node_id, [Endpoint(ip_address(addr.ip), addr.mesh_port) for addr in addresses])
+
+    def rtts(self) -> dict[Id16, int]:
+        """Milliseconds to each member that one could be measured to."""
+        members = self.machine.picture(self._clock.boot_ms()).members
+        return {member.id16: member.rtt_ms for member in members if member.rtt_ms is not None}

@@ -1,0 +1,214 @@
+"""All rooms of one node, and the wires that run against the order they are built in."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from agent.admin.drain_verbs import drain_verbs
+from agent.admin.routes import Routes
+from agent.admin.server import AdminServer
+from agent.admin.trust_verbs import trust_verbs
+from agent.assembly.ground import Ground
+from agent.assembly.host import HostRooms
+from agent.assembly.mesh import MeshRooms, TrustRooms
+from agent.assembly.placement import PlacementRooms
+from agent.assembly.ports import Ports
+from agent.assembly.relay import RelayRooms
+from agent.effects.clock import Clock
+from agent.effects.entropy import new_rng
+from agent.effects.tasks import Tasks
+from agent.identity.own import OwnIdentity
+from agent.node.dry_run import DryRuns
+from agent.node.endpoints import OwnEndpoints
+from agent.node.measuring import LiveFigures
+from agent.node.picture import NodePicture
+from agent.node.recalling import Recalling
+from agent.node.reloading import ENDPOINTS, Reloading, manifest_faults
+from agent.node.trace import Trace
+from agent.observe.capture import report_crash
+from agent.observe.journal import Journal
+from agent.observe.log import Log
+from agent.observe.metrics import Registry
+from agent.observe.view_metrics import ViewMetrics
+from agent.relay.ports import Phase
+from agent.sampling.files import Roots
+from agent.settings.load import Settings
+from agent.settings.manifest import read_manifests
+from agent.store.folders import Folders
+from router_core.policy.placement import PlacementPolicy
+from router_core.policy.residency import ResidencyPolicy
+from router_core.record.membership import ViewChange
+from router_core.record.state import Address, Static, Volatile
+
+OWN_DUE_MS = 2_000
+
+
+class Assembly:
+    """Every room of one node. ``ports.bind`` and ``build`` first, in that order, on the loop; ``ports.close`` last."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folders: Folders,
+        own: OwnIdentity,
+        clock: Clock,
+        log: Log,
+        trace: Trace | None = None,
+    ) -> None:
+        self.ground = Ground(settings, folders, own, clock, log)
+        self.settings = settings
+        self.folders = folders
+        self.own = own
+        self.clock = clock
+        self.log = log
+        self.trace = trace
+        self.ports = Ports(settings, folders)
+        self.tasks = Tasks(self.ground.failed)
+        self.roots = Roots()
+        self.residency_policy = ResidencyPolicy()
+        self.phase = Phase.STARTING
+        self.faults: list[str] = []
+        self.addresses: tuple[Address, ...] = ()
+        self.reload = asyncio.Event()
+        """Set to have the config folder read again."""
+
+    async def build(self) -> None:
+        """Build and wire every room; nothing runs yet but the journal's thread. Raises ``RefuseToStart``."""
+        self.journal = Journal(self.folders.state / "journal.sqlite", self.clock, self.log)
+        self.journal.start()
+        self.trust = TrustRooms(self.ground, self.tasks)
+        self.membership = self.trust.membership
+        await self.membership.load()
+        for node_id in self.membership.quarantined:
+            self._fault(
+                f"the roster file of {node_id} did not convince and was set aside: add that node again"
+            )
+            self.log.warning("roster_quarantined", node=node_id)
+        self._build_placement()
+        self.mesh = MeshRooms(
+            self.ground, self.trust, self.placement.board, link_port=self.ports.link_port, heard=self._heard
+        )
+        self._build_host()
+        self.relay = RelayRooms(
+            self.ground,
+            self.trust,
+            self.placement,
+            self.mesh,
+            self.host,
+            self.tasks,
+            self.ports,
+            phase=lambda: self.phase,
+            trace=self.trace,
+        )
+        self._build_admin()
+        self.membership.subscribe_addresses(self.mesh.told_addresses)
+        for members_changed in (
+            self.relay.targets.members_changed,
+            self.placement.viewing.members_changed,
+            self.mesh.driver.roster_changed,
+        ):
+            self.membership.subscribe(members_changed)
+            members_changed(self.membership.members, self.membership.mesh_id)
+
+    def _build_placement(self) -> None:
+        self.placement = PlacementRooms(self.ground, self.journal)
+
+    def _build_host(self) -> None:
+        read = read_manifests(self.folders.config / ENDPOINTS)
+        self.host = HostRooms(
+            self.ground,
+            self.placement,
+            self.tasks,
+            read.manifests,
+            outside=self.mesh.outside,
+            roots=self.roots,
+            residency_policy=self.residency_policy,
+            addresses=lambda: self.addresses,
+            cut_off=lambda endpoint: self.relay.cut_off(endpoint),
+            said=self._said,
+            told_mesh=self._told_mesh,
+        )
+        self.reloading = Reloading(
+            self.folders.config,
+            current=lambda: self.placement.fleet().policy,
+            swap=self._swap_policy,
+            endpoints=OwnEndpoints(
+                self.host.engines, self.host.drains, read_credential=self.ground.secret, log=self.log
+            ),
+            now=self.reload,
+            log=self.log,
+        )
+        self.reloading.tell(manifest_faults(read))
+
+    def _build_admin(self) -> None:
+        placement, host, relay, clock = self.placement, self.host, self.relay, self.clock
+        self.registry = Registry(partial(report_crash, self.log, "metrics.failed"))
+        self.registry.add(
+            relay.observing,
+            placement.decisions,
+            relay.metrics,
+            host.load_metrics,
+            LiveFigures(
+                fleet=placement.fleet,
+                ledger=placement.ledger,
+                breakers=placement.breakers,
+                hold=placement.hold,
+                connections=lambda: {"api": len(relay.api_roll), "ingress": len(relay.ingress_roll)},
+                held_bytes=lambda: relay.buffered.held,
+                now=clock.boot_ms,
+            ),
+            self.mesh.alarms,
+            self.journal,
+            relay.access,
+            relay.refused,
+            host.sampling_report,
+            host.probe_report,
+            ViewMetrics(lambda: placement.board.current, clock.boot_ms),
+        )
+        self.admin = AdminServer(
+            Routes(
+                status=NodePicture(
+                    membership=self.membership,
+                    board=placement.board,
+                    mesh=lambda: self.mesh.machine.picture(clock.boot_ms()),
+                    addresses=self.ports.shown,
+                    faults=lambda: (*self.faults, *self.reloading.faults),
+                    policy=lambda: placement.fleet().policy,
+                    drains=host.drains.docs,
+                    clock=clock,
+                ),
+                decisions=Recalling(placement.placing, self.journal, relay.observing.settle),
+                dry_runs=DryRuns(placement.placing, new_rng()),
+                exposition=self.registry,
+                verbs={
+                    **trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),
+                    **drain_verbs(host.drains, host.engines.endpoints, self.journal),
+                },
+                log=self.log,
+            ),
+            hosts=self.settings.api.hosts,
+            origins=self.settings.api.origins,
+        )
+
+    # --- wires -----------------------------------------------------------------------------------------------
+
+    def _fault(self, text: str) -> None:
+        self.faults.append(text)
+
+    def _heard(self, changes: Sequence[ViewChange]) -> None:
+        if self.trace is not None:
+            self.trace.records(changes)
+        self.placement.viewing.heard(changes)
+        self.placement.holding.news()
+
+    def _said(self, static: Static, volatile: Volatile) -> None:
+        self.placement.viewing.said(static, volatile, OWN_DUE_MS)
+        self.placement.holding.news()
+
+    def _told_mesh(self, static: Static, volatile: Volatile, urgent: bool) -> None:
+        self.mesh.driver.body_changed(volatile, static, urgent=urgent)
+
+    def _swap_policy(self, policy: PlacementPolicy) -> None:
+        """Put ``policy`` in force, whole, or raise ``RefuseToStart`` and change nothing."""
+        self.placement.adopt(policy)
+        self.relay.adopt(policy)

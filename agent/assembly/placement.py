@@ -1,0 +1,114 @@
+"""The rooms that know the fleet, learn about it and place requests."""
+
+from agent.assembly.ground import Ground
+from agent.authority.asking import Authority
+from agent.board import Board
+from agent.effects.entropy import new_rng, random_bytes, random_u32
+from agent.node.learning import Learning, open_store
+from agent.node.placing import Placing
+from agent.node.viewing import Viewing
+from agent.node.work import WatchedWork
+from agent.observe.instruments import DecisionMetrics
+from agent.observe.journal import Journal
+from agent.settings.policy import PolicyRead, load_policy
+from agent.store.folders import RefuseToStart
+from router_core.errors import LocalMisuse
+from router_core.exchange.breaker import Breakers
+from router_core.ids import id8_of
+from router_core.placement.demand import Demand
+from router_core.placement.fleet import Fleet, Live
+from router_core.placement.hold import Hold
+from router_core.placement.holding import Holding
+from router_core.placement.ledger import Ledger
+from router_core.placement.request import Endpoint, RequestClass
+from router_core.placement.sessions import Sessions
+from router_core.policy.authority import AuthorityMode, AuthorityPolicy
+from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.placement import PlacementPolicy
+from router_core.policy.profile import ProfilePolicy
+from router_core.profile.profiles import Profiles
+from router_core.record.membership import Member
+from router_core.view.fold import empty
+
+
+class PlacementRooms:
+    def __init__(self, ground: Ground, journal: Journal) -> None:
+        """Raises ``RefuseToStart`` if the policy or what it names cannot be had."""
+        self._ground = ground
+        own, clock, name = ground.own, ground.clock, ground.settings.name
+        self.policy = self._read_policy()
+        self.exchange_policy = ExchangePolicy()
+        self.work = WatchedWork()
+        self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
+        self.breakers = Breakers(self.exchange_policy)
+        self.suspects: set[Endpoint] = set()
+        self.leaving: set[tuple[str, str]] = set()
+        self.demand = Demand()
+        self.hold = Hold(self.policy)
+        self.holding = Holding(self.hold, clock.boot_ms)
+        spilling: set[RequestClass] = set()
+        profiles = Profiles(ProfilePolicy())
+        self.board = Board(empty(own.id32, name))
+        self.viewing = Viewing(
+            self.board,
+            own=Member(
+                id32=own.id32, der=own.der, roles=own.mesh.roles, admission=own.mesh.admission, name=name
+            ),
+            profiles=profiles,
+            policy=self.policy,
+            live=Live(
+                ledger=self.ledger,
+                breakers=self.breakers,
+                hold=self.hold,
+                suspects=self.suspects,
+                leaving=self.leaving,
+                spilling=spilling,
+            ),
+            reborn=self.breakers.reborn,
+            clock=clock,
+        )
+        self.learning = Learning(
+            profiles, open_store(ground.folders.state, ground.log), self.fleet, clock, ground.log
+        )
+        self.learning.restore()
+        self.decisions = DecisionMetrics()
+        self.placing = Placing(
+            fleet=self.fleet,
+            ledger=self.ledger,
+            sessions=Sessions(),
+            session_secret=random_bytes(32),
+            rng=new_rng(),
+            clock=clock,
+            journal=journal,
+            metrics=self.decisions,
+            authority=self._authority(self.policy.authority),
+            demand=self.demand,
+            spilling=spilling,
+        )
+
+    def fleet(self) -> Fleet:
+        """The fleet as it is known now."""
+        return self.viewing.fleet
+
+    def adopt(self, policy: PlacementPolicy) -> None:
+        """Put ``policy`` in force, whole. Raises ``RefuseToStart`` and changes nothing if its authority cannot be had."""
+        if policy.authority != self.policy.authority:
+            self.placing.authority = self._authority(policy.authority)
+        self.policy = self.hold.policy = policy
+        self.viewing.adopt(policy)
+
+    def _read_policy(self) -> PlacementPolicy:
+        read = load_policy(self._ground.folders.config)
+        if isinstance(read, PolicyRead):
+            return read.policy
+        raise RefuseToStart("policy_refused", "; ".join(map(str, read)))
+
+    def _authority(self, policy: AuthorityPolicy) -> Authority | None:
+        if policy.mode is AuthorityMode.OFF:
+            return None
+        ground = self._ground
+        token = ground.secret(policy.credential) if policy.credential is not None else None
+        try:
+            return Authority(policy, token=token, clock=ground.clock, log=ground.log)
+        except LocalMisuse as misuse:
+            raise RefuseToStart("credential_unusable", f"{policy.credential}: {misuse}") from None

@@ -1,0 +1,175 @@
+"""The rooms that carry requests: from clients and peers, to engines and peers."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from agent.assembly.ground import Ground
+from agent.assembly.host import HostRooms
+from agent.assembly.mesh import MeshRooms, TrustRooms
+from agent.assembly.placement import PlacementRooms
+from agent.assembly.ports import Ports
+from agent.effects.entropy import new_rng
+from agent.effects.tasks import Tasks
+from agent.identity.admittance import Refusal
+from agent.identity.listener import Listener
+from agent.identity.routes import Port
+from agent.mesh.addresses import AddressBook
+from agent.mesh.door import Door
+from agent.node.gate import Gate
+from agent.node.listening import shown
+from agent.node.listing import FleetListing
+from agent.node.observing import EngineWaits, Observing
+from agent.node.showing import Showing, placer_of
+from agent.node.targets import NodeTargets
+from agent.node.trace import Trace, TracedObserver, TracedPlacer
+from agent.observe.access import stream_access_log
+from agent.observe.instruments import RelayMetrics
+from agent.observe.metrics import Counter
+from agent.relay.accept import Acceptor, Roll
+from agent.relay.api import ApiFront, Doors
+from agent.relay.front import Buffered
+from agent.relay.headers import Dates
+from agent.relay.ingress import IngressFront
+from agent.relay.listener import ServerConnection
+from agent.relay.pool import Pool
+from agent.relay.ports import Observer, Phase, Placer
+from agent.relay.wiring import Hands, Wiring
+from router_core.policy.placement import PlacementPolicy
+
+
+def _session_headers(policy: PlacementPolicy) -> frozenset[bytes]:
+    return frozenset(name.encode("ascii") for name in policy.session_headers)
+
+
+class RelayRooms:
+    """Built on the loop. ``phase`` is asked at each request; ``trace`` hears of each."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        trust: TrustRooms,
+        placement: PlacementRooms,
+        mesh: MeshRooms,
+        host: HostRooms,
+        tasks: Tasks,
+        ports: Ports,
+        *,
+        phase: Callable[[], Phase],
+        trace: Trace | None,
+    ) -> None:
+        clock, api = ground.clock, ground.settings.api
+        membership, engines = trust.membership, host.engines
+        self._node_id = ground.own.node_id
+        self.targets = NodeTargets(
+            board=placement.board,
+            endpoints=engines.endpoints,
+            members=lambda: membership.members,
+            contexts=trust.contexts,
+            book=AddressBook(mesh.rules),
+            is_draining=lambda: phase() is Phase.DRAINING,
+            outside=mesh.outside,
+        )
+        self.metrics = RelayMetrics()
+        self.access = stream_access_log(sys.stderr, clock)
+        self.pool = Pool(asyncio.get_running_loop())
+        self.observing = Observing(
+            placing=placement.placing,
+            learning=placement.learning,
+            engines=engines,
+            targets=self.targets,
+            metrics=self.metrics,
+            access=self.access,
+            log=ground.log,
+        )
+        observer: Observer = self.observing
+        place: Placer = placement.placing
+        if trace is not None:
+            viewing, board = placement.viewing, placement.board
+            observer = TracedObserver(observer, trace)
+            place = TracedPlacer(place, trace, lambda: board.current, lambda: viewing.members)
+        showing = Showing(fleet=placement.fleet, rtts=mesh.rtts, rng=new_rng())
+        self.wiring = Wiring(
+            clock=clock,
+            policy=placement.exchange_policy,
+            pool=self.pool,
+            tasks=tasks,
+            targets=self.targets,
+            breakers=placement.breakers,
+            dispatch=host.dispatch,
+            observer=observer,
+            heard_state=mesh.driver.record_heard,
+            rng=new_rng(),
+            in_hand=Hands(clock),
+            holding=placement.holding,
+            first_bytes=EngineWaits(engines),
+        )
+        self.buffered = Buffered()
+        dates = Dates()
+        self.api_roll, self.ingress_roll = Roll(clock), Roll(clock)
+        self.acceptors: dict[str, Acceptor] = {}
+        self._api_fronts: list[ApiFront] = []
+        for sock in ports.api:
+            front = ApiFront(
+                wiring=self.wiring,
+                place=placer_of(place, showing),
+                listing=lambda: FleetListing(placement.fleet(), engines.endpoints(), clock),
+                phase=phase,
+                doors=Doors.of(sock.getsockname()[:2], api.hosts, api.origins),
+                roll=self.api_roll,
+                session_headers=_session_headers(placement.policy),
+            )
+            self._api_fronts.append(front)
+            make = partial(ServerConnection, front, clock, dates, self.buffered)
+            self.acceptors[shown(sock)] = Acceptor(sock, make, self.api_roll)
+        ingress = IngressFront(
+            wiring=self.wiring,
+            admission=Gate(
+                by_der=lambda: membership.by_der, fleet=placement.fleet, fresh=mesh.driver.fresh_state
+            ),
+            local=placement.work,
+            endpoint_key=self._endpoint_key,
+            policy=placement.exchange_policy,
+            roll=self.ingress_roll,
+        )
+        self.refused = Counter(
+            "pairmesh_connections_refused_total", "Connections refused on peers' ports.", ("port", "why")
+        )
+        self.link_server = Door(lambda: membership.by_der, mesh.driver.serve).server()
+        self.listeners = [
+            Listener(
+                port,
+                socks,
+                factory,
+                context=trust.contexts.server,
+                by_der=lambda: membership.by_der,
+                admittance=trust.admittance,
+                tasks=tasks,
+                refused=self._refuse,
+            )
+            for port, socks, factory in (
+                (Port.LINK, ports.link, self.link_server),
+                (
+                    Port.INGRESS,
+                    ports.ingress,
+                    lambda: ServerConnection(ingress, clock, dates, self.buffered),
+                ),
+            )
+        ]
+
+    def adopt(self, policy: PlacementPolicy) -> None:
+        """Name sessions as ``policy`` does."""
+        for front in self._api_fronts:
+            front.name_sessions(_session_headers(policy))
+
+    def cut_off(self, endpoint: str) -> None:
+        """End what is in flight at an own endpoint: it goes elsewhere, or its client is told."""
+        for request in tuple(self.wiring.in_hand):
+            request.cut_off(self._endpoint_key(endpoint))
+
+    def _endpoint_key(self, name: str) -> str:
+        return f"{self._node_id}/{name}"
+
+    def _refuse(self, port: Port, why: Refusal) -> None:
+        self.refused.inc(port.value, why.value)

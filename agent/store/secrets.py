@@ -1,0 +1,32 @@
+"""The secrets that settings name: one file each, in the supervisor's credentials folder or below the state folder."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from agent.store.folders import RefuseToStart
+
+SECRET_MOST: Final = 8_192
+"""Bytes of one secret."""
+
+
+def read_secret(state: Path, name: str) -> str:
+    """The secret called ``name``, without the whitespace around it.
+
+    Raises ``RefuseToStart``: ``credential_unreadable``, also if it is empty, too long or no ASCII.
+    """
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = (Path(folder) if folder else state / "credentials") / name
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SECRET_MOST + 1)
+        secret = raw.decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise _unreadable(path, "cannot be read") from None
+    if not secret or len(raw) > SECRET_MOST:
+        raise _unreadable(path, "is empty" if not secret else f"is longer than {SECRET_MOST} bytes")
+    return secret
+
+
+def _unreadable(path: Path, why: str) -> RefuseToStart:
+    return RefuseToStart("credential_unreadable", f"{path} {why}: it is named as a credential")

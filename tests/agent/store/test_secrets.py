@@ -1,0 +1,47 @@
+"""Secrets that settings name."""
+
+import pytest
+
+from agent.store.folders import RefuseToStart
+from agent.store.secrets import SECRET_MOST, read_secret
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    made = tmp_path / "credentials"
+    made.mkdir()
+    return made
+
+
+def test_a_secret_is_what_its_file_holds_without_the_whitespace(tmp_path, folder):
+    (folder / "token").write_text("s3cret\n")
+    assert read_secret(tmp_path, "token") == "s3cret"
+
+
+def test_the_supervisors_folder_is_read_instead_where_there_is_one(tmp_path, folder, monkeypatch):
+    (folder / "token").write_text("below the state folder")
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "token").write_text("given")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    assert read_secret(tmp_path, "token") == "given"
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        (None, "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b" \n", "is empty"),
+        (b"x" * (SECRET_MOST + 1), "is longer than"),
+    ],
+)
+def test_a_secret_that_is_none_refuses_and_names_its_file(tmp_path, folder, held, why):
+    if held is not None:
+        (folder / "token").write_bytes(held)
+    with pytest.raises(RefuseToStart, match=why) as refused:
+        read_secret(tmp_path, "token")
+    assert refused.value.reason == "credential_unreadable"
+    assert str(folder / "token") in str(refused.value)
+    assert "xxx" not in str(refused.value)
