@@ -222,6 +222,7 @@ class Choosing:
                 tried=tried,
                 refused=refused,
                 held_since_ms=self._held_since_ms,
+                waits=self._waiting_since_ms is not None,
             )
         began_us = placing.clock.boot_us()
         fleet = placing.fleet()

@@ -124,11 +124,11 @@ class Counsel(Struct, frozen=True, gc=False, kw_only=True):
 class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     """Everything a decision may know of a request.
 
-    ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt if
-    somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap
-    on output tokens per choice, None if not told. ``requires`` is inferred from path and body and excludes a row only
-    on a known no. ``tried`` failed this request already, ``refused`` declined it. ``held_since_ms`` is when it first had
-    to wait for room.
+    ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt
+    if somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap on output tokens per choice, None
+    if not told. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
+    this request already, ``refused`` declined it. ``held_since_ms`` is when it first had to wait for room, ``waits``
+    whether it is still waiting.
     """
 
     request_id: str
@@ -154,6 +154,7 @@ class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
     tried: frozenset[Endpoint] = frozenset()
     refused: frozenset[Endpoint] = frozenset()
     held_since_ms: int | None = None
+    waits: bool = False
 
     def after_failure(self, endpoint: Endpoint) -> "PlacementRequest":
         """The next attempt of this request, which avoids ``endpoint``."""

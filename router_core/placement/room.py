@@ -51,8 +51,8 @@ def without_row(
     since_ms = now if request.held_since_ms is None else request.held_since_ms
     targets = targets_of(request.hints.request_class, policy)
     until_ms = min(since_ms + targets.hold_ms, need.until_ms)
-    joins = request.held_since_ms is None
-    if until_ms <= now or (joins and not fleet.live.hold.has_room(request.body_bytes, targets.share)):
+    fits = request.waits or fleet.live.hold.has_room(request.body_bytes, targets.share)
+    if until_ms <= now or not fits:
         return Action.REJECT, Reason.QUEUE_FULL, None
     seconds = min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in full])
     return (

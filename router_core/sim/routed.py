@@ -145,6 +145,7 @@ class _Flight:
             tried=action.tried,
             refused=action.refused,
             held_since_ms=self._held_since_ms,
+            waits=self._ask.number in router.holding,
         )
         decision = self._decide(
             request, world.fleet(self._ask.arrival.router), world.policy, world.now, router.rng

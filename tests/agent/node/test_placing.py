@@ -7,14 +7,17 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from agent.engines.contract import Health
 from agent.node.placing import Choosing, hints_header
 from agent.node.statement import EndpointWork
 from agent.observe.metrics import Registry
 from agent.relay.ports import Queued, Routed, Turned
+from router_core import limits
 from router_core.exchange.events import Result
 from router_core.exchange.failure import Cause, FailureClass
+from router_core.placement.hold import Joined
 from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request import HintNote, Locality, RequestClass
 from router_core.policy.placement import PlacementPolicy
@@ -157,6 +160,25 @@ def test_a_held_request_leaves_one_record_that_tells_how_long_it_waited() -> Non
     text = figures(world)
     assert 'pairmesh_decisions_total{action="queue",reason="queue_full"} 1\n' in text
     assert 'pairmesh_queue_wait_seconds_sum{class="interactive"} 5' in text
+
+
+def test_who_left_a_queue_that_is_full_by_now_is_turned_away() -> None:
+    world = one_place()
+    choosing = world.ask()
+    queued = again(world, choosing)
+    assert isinstance(queued, Queued)
+    world.work.finish(1)
+    routed = world.route(choosing)
+    choosing.fail(routed.seq)
+    world.work.start("llama", 600.0, world.clock.now)
+    for ticket in range(limits.HELD_REQUESTS):
+        other = replace(queued.waiting, ticket=1_000 + ticket)
+        world.hold.handle(Joined(waiting=other), world.clock.now)
+    turned = choosing.decide(
+        attempt=2, tried=frozenset(), refused=frozenset({routed.at}), now=world.clock.now
+    )
+    assert isinstance(turned, Turned)
+    assert (turned.status, turned.code) == (429, "queue_full")
 
 
 @pytest.mark.parametrize(("status", "code"), [(429, "queue_full"), (499, "client_gone")])

@@ -139,11 +139,20 @@ def test_nobody_is_held_longer_than_its_class_or_its_deadline_allows():
 
 def test_who_is_held_keeps_its_place_and_its_time_whatever_room_there_is():
     fleet = a_fleet(a_row("a", **FULL), live=held_at(-1))
-    again = decided(replace(a_request(), held_since_ms=NOW - 20_000), fleet)
+    again = decided(replace(a_request(), held_since_ms=NOW - 20_000, waits=True), fleet)
     assert again.hold is not None
     assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 40_000)
-    late = decided(replace(a_request(), held_since_ms=NOW - 60_000), fleet)
+    late = decided(replace(a_request(), held_since_ms=NOW - 60_000, waits=True), fleet)
     assert (late.action, late.reason) == (Action.REJECT, Reason.QUEUE_FULL)
+
+
+def test_who_left_the_queue_comes_back_only_if_there_is_room():
+    back = replace(a_request(), held_since_ms=NOW - 20_000, attempt=2)
+    again = decided(back, a_fleet(a_row("a", **FULL), live=held_at()))
+    assert again.hold is not None
+    assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 40_000)
+    refused = decided(back, a_fleet(a_row("a", **FULL), live=held_at(-1)))
+    assert (refused.action, refused.reason) == (Action.REJECT, Reason.QUEUE_FULL)
 
 
 def test_what_failed_a_request_before_does_not_hide_that_the_rest_is_only_full():
