@@ -31,7 +31,8 @@ class EngineWatch:
 
     ``changed(status, urgent)`` is called on the event loop for every change; ``read_credential(file name)``
     gives the key behind a manifest's ``credential`` and is called once per manifest, by the constructor.
-    ``ports`` empty switches detection off; ``outside`` says where names of ``cloud`` endpoints may lead. At most ``limits.ENGINES`` endpoints are watched.
+    ``ports`` empty switches detection off; ``outside`` says where names of ``cloud`` endpoints may lead. At most
+    ``limits.ENGINES`` endpoints are watched.
     """
 
     def __init__(
@@ -148,13 +149,18 @@ class EngineWatch:
 
     async def _detect(self) -> None:
         while True:
-            taken = {monitor.status.manifest.url.port for monitor in self._monitors.values()}
-            for found in await detect(port for port in self._ports if port not in taken):
-                if len(self._monitors) < limits.ENGINES:
+            for found in await detect(self._free_ports()):
+                if len(self._monitors) < limits.ENGINES and found.port in self._free_ports():
                     manifest = default_manifest(found, self._monitors)
                     self._monitors[manifest.name] = monitor = self._monitor(manifest, None, detected=True)
                     self._running[manifest.name] = self._run(monitor)
             await asyncio.sleep(DETECT_EVERY_S)
+
+    def _free_ports(self) -> list[int]:
+        """The ports to look at: those at which no endpoint of this host is known."""
+        manifests = [monitor.status.manifest for monitor in self._monitors.values()]
+        taken = {manifest.url.port for manifest in manifests if not manifest.remote_host}
+        return [port for port in self._ports if port not in taken]
 
     def _monitor(
         self, manifest: Manifest, credential: Credential | None, *, detected: bool

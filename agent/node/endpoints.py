@@ -67,8 +67,9 @@ class OwnEndpoints:
 
 
 def _is_free(detected: EndpointStatus, manifests: Iterable[Manifest]) -> bool:
-    """True if no manifest claims the port of a detected engine."""
-    return all(manifest.url.port != detected.manifest.url.port for manifest in manifests)
+    """True if no manifest of this host claims the port of a detected engine."""
+    port = detected.manifest.url.port
+    return all(manifest.remote_host or manifest.url.port != port for manifest in manifests)
 
 
 def _is_same(old: EndpointStatus, manifest: Manifest, key: Credential | None) -> bool:
