@@ -1,21 +1,20 @@
 """The residency machine of one host: which models its engines should hold, one change at a time.
 
-Owns: what is known of each model here (how long resident, how often a load failed, how much it was used), the plan
-under way, the pace. Rules: off means no actions; at most one load on the host at any time, and so many an hour; what
-is in use, fresh or kept is never evicted, and nothing is unless that makes the room that is needed; a model whose load
-failed waits longer each time; pressure stops what has not begun. Refuses to know engines, meshes and requests: they
-come as pictures.
+Owns: what is known of each model here, and the plan under way. Rules: off means no actions; at most one load on the
+host at any time, and so many an hour; what is in use, fresh or kept is never evicted, and nothing is unless that makes
+the room that is needed; a model whose load failed waits longer each time; pressure stops what has not begun. Refuses
+to know engines, meshes and requests: they come as pictures.
 
     PRESENT -> LOADING -> RESIDENT -> DRAINING -> UNLOADING -> PRESENT
     LOADING -> FAILED -> PRESENT        DRAINING -> RESIDENT
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from random import Random
 
 from msgspec import Struct
 
+from router_core.placement.residency.choosing import Choice, Chooser, is_moving, is_unused
 from router_core.placement.residency.events import (
     Action,
     Allowed,
@@ -34,35 +33,10 @@ from router_core.placement.residency.events import (
     Trigger,
     Unload,
 )
-from router_core.placement.residency.worth import room_for, share, worth
+from router_core.placement.residency.known import GONE, Known
+from router_core.placement.residency.worth import room_for
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
-
-_HOUR_MS = 3_600_000
-_FOLLOWED = {
-    Held.ABSENT: State.PRESENT,
-    Held.LOADING: State.LOADING,
-    Held.RESIDENT: State.RESIDENT,
-    Held.LEAVING: State.UNLOADING,
-    Held.FAILED: State.PRESENT,
-}
-_GONE = (Held.ABSENT, Held.FAILED)
-"""Not in memory; an engine that had to be killed to unload may call that a failure."""
-
-
-class _Known(Struct, kw_only=True):
-    """One model as this machine remembers it. ``turn_ms`` is when it may be loaded if it still should be."""
-
-    state: State = State.PRESENT
-    since_ms: int
-    held: Held = Held.ABSENT
-    failures: int = 0
-    retry_ms: int = 0
-    waits_since_ms: int | None = None
-    turn_ms: int | None = None
-    started: int
-    served: float = 0.0
-    asked: float = 0.0
 
 
 class _Plan(Struct, kw_only=True):
@@ -85,12 +59,11 @@ class Residency:
     def __init__(self, policy: ResidencyPolicy, rng: Random) -> None:
         self._policy = policy
         self._rng = rng
+        self._chooser = Chooser(policy, rng)
         self._on = False
-        self._known: dict[Key, _Known] = {}
+        self._known: dict[Key, Known] = {}
         self._plan: _Plan | None = None
         self._orders: set[Key] = set()
-        self._loads: deque[int] = deque()
-        self._calm_since: int | None = None
         self._tick_at: int | None = None
         self._looked_ms: int | None = None
         self._due: int | None = None
@@ -131,7 +104,7 @@ class Residency:
     def _allow(self, on: bool, now: int) -> None:
         if on != self._on:
             self._on = on
-            self._calm_since = None
+            self._chooser.forget_calm()
             self._due = now if on or self._plan is not None else None
 
     def _ordered(self, event: Ordered, now: int) -> list[Action]:
@@ -141,7 +114,7 @@ class Residency:
         if event.ok or known is None:
             return []
         if known.state is State.UNLOADING:
-            self._enter(known, _FOLLOWED[known.held], now)
+            known.resume(now)
             return [Notify(code=Told.UNLOAD_FAILED, key=event.key), *self._give_up(now)]
         if known.state is State.LOADING:
             return self._load_ended(Told.LOAD_FAILED, now)
@@ -154,14 +127,16 @@ class Residency:
         if not self._on and self._plan is None and not self._orders:
             self._due = None
             return []
-        self._note_level(picture.level, now)
+        self._chooser.note_level(picture.level, now)
         for key, model in models.items():
             self._follow(key, model, passed_ms, now)
         for key in [key for key, known in self._known.items() if key not in models]:
             self._miss(key, now)
         actions: list[Action] = []
         if self._plan is None and self._on and not self._orders:
-            actions += self._consider(picture, models, now)
+            choice = self._chooser.choose(picture, models, self._known, now)
+            if choice is not None:
+                actions += self._begin(choice, picture, models, now)
         if self._plan is not None:
             actions += self._advance(self._plan, picture, models, now)
         self._schedule(now)
@@ -169,32 +144,14 @@ class Residency:
 
     # --- following what the engines tell -----------------------------------------------------------------------
 
-    def _note_level(self, level: int | None, now: int) -> None:
-        if level != Level.NONE:
-            self._calm_since = None
-        elif self._calm_since is None:
-            self._calm_since = now
-
     def _follow(self, key: Key, model: Model, passed_ms: int, now: int) -> None:
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _Known(since_ms=now, started=model.started)
-        fade = 0.5 ** (passed_ms / self._policy.share_ms)
-        known.served = known.served * fade + max(0, model.started - known.started)
-        known.asked = known.asked * fade + model.rate * passed_ms / 1000.0
-        known.started = model.started
+            known = self._known[key] = Known(since_ms=now, started=model.started)
+        known.count(model, self._policy.share_ms, passed_ms)
         before, known.held = known.held, model.held
-        if self._is_ours(key):
-            return
-        if model.held is Held.FAILED and before is not Held.FAILED:
-            self._fail(known, now)
-        elif known.state is State.FAILED and model.held in _GONE:
-            if now >= known.retry_ms:
-                self._enter(known, State.PRESENT, now)
-        elif known.state is not _FOLLOWED[model.held]:
-            self._enter(known, _FOLLOWED[model.held], now)
-            if model.held is Held.RESIDENT:
-                known.failures = 0
+        if not self._is_ours(key):
+            known.follow(before, self._policy, now)
 
     def _miss(self, key: Key, now: int) -> None:
         """The engine is away or offers the model no more; failures are remembered until they may be repeated."""
@@ -212,115 +169,22 @@ class Residency:
             return False
         return key in plan.victims or (key == plan.target and plan.until_ms is not None)
 
-    def _enter(self, known: _Known, state: State, now: int) -> None:
-        known.state, known.since_ms = state, now
-        known.turn_ms = known.waits_since_ms = None
+    # --- carrying it out ---------------------------------------------------------------------------------------
 
-    def _fail(self, known: _Known, now: int) -> None:
-        """Each failure in a row doubles the time until the model is tried again."""
-        self._enter(known, State.FAILED, now)
-        policy = self._policy
-        known.retry_ms = now + min(policy.retry_most_ms, policy.retry_ms << min(known.failures, 16))
-        known.failures += 1
-
-    # --- choosing what to load ---------------------------------------------------------------------------------
-
-    def _consider(self, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
-        """Begin the worthiest load that should be made and whose turn has come."""
-        policy = self._policy
-        while self._loads and now - self._loads[0] >= _HOUR_MS:
-            self._loads.popleft()
-        settled = len(self._loads) < policy.loads_per_hour and not any(
-            model.held in (Held.LOADING, Held.LEAVING) for model in models.values()
-        )
-        best: tuple[float, Key, Trigger, tuple[Model, ...]] | None = None
-        for key, model in models.items():
-            known = self._known[key]
-            trigger = self._trigger(model, known, picture, now)
-            room = self._room(model, picture, models, now) if settled and trigger is not None else None
-            if trigger is None or room is None:
-                known.turn_ms = None
-                continue
-            if known.turn_ms is None:
-                ahead = min(model.ahead, policy.turns_most)
-                known.turn_ms = now + round(policy.turn_ms * (ahead + self._rng.random()))
-            value = self._worth(key, models)
-            if known.turn_ms <= now and (best is None or value > best[0]):
-                best = (value, key, trigger, room)
-        if best is None:
-            return []
-        _, target, trigger, victims = best
-        need, free = models[target].need_bytes, picture.free_bytes
+    def _begin(self, choice: Choice, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+        need, free = models[choice.target].need_bytes, picture.free_bytes
         assert need is not None
         assert free is not None
         self._plan = _Plan(
-            target=target,
-            trigger=trigger,
-            victims=tuple(model.key for model in victims),
+            target=choice.target,
+            trigger=choice.trigger,
+            victims=choice.victims,
             need_bytes=need,
             free_bytes=free,
         )
-        for key in self._plan.victims:
-            self._enter(self._known[key], State.DRAINING, now)
-        return [Drain(key=key) for key in self._plan.victims]
-
-    def _trigger(self, model: Model, known: _Known, picture: Picture, now: int) -> Trigger | None:
-        """Why ``model`` should be loaded here now, if it should."""
-        policy = self._policy
-        slow = model.wait_s is not None and model.wait_s > model.load_s + policy.replica_margin_s
-        if not slow:
-            known.waits_since_ms = None
-        elif known.waits_since_ms is None:
-            known.waits_since_ms = now
-        if (
-            known.state is not State.PRESENT
-            or now < known.retry_ms
-            or model.is_loading
-            or not model.may_load
-            or model.rate <= 0.0
-            or self._calm_since is None
-        ):
-            return None
-        if model.wait_s is None:
-            return Trigger.PRELOAD if now - self._calm_since >= policy.calm_ms else None
-        held_on = known.waits_since_ms is not None and now - known.waits_since_ms >= policy.replica_hold_ms
-        return Trigger.REPLICA if held_on and picture.is_idle else None
-
-    def _room(
-        self, target: Model, picture: Picture, models: Mapping[Key, Model], now: int
-    ) -> tuple[Model, ...] | None:
-        """What to evict for ``target``; None if it does not fit, or is not worth what would go."""
-        evictable = [model for model in models.values() if self._is_evictable(model, now)]
-        room = room_for(target, picture, evictable, lambda key: self._worth(key, models))
-        if not room:
-            return room
-        lost = sum(self._worth(model.key, models) for model in room)
-        return room if self._worth(target.key, models) > self._policy.hysteresis * lost else None
-
-    def _is_evictable(self, model: Model, now: int) -> bool:
-        known, policy = self._known[model.key], self._policy
-        return (
-            known.state is State.RESIDENT
-            and not model.keep
-            and now - known.since_ms >= policy.resident_least_ms
-            and self._is_unused(model, now)
-        )
-
-    def _is_unused(self, model: Model, now: int) -> bool:
-        return (
-            model.is_watched
-            and model.busy == 0
-            and (model.used_ms is None or now - model.used_ms >= self._policy.unused_ms)
-        )
-
-    def _worth(self, key: Key, models: Mapping[Key, Model]) -> float:
-        """A resident is worth what it was used; a model that is not here could get an equal part."""
-        model, known = models[key], self._known[key]
-        if known.state is State.PRESENT:
-            return worth(model, 1.0 / max(1, model.able))
-        return worth(model, share(known.served, known.asked, model.able, self._policy.share_weight))
-
-    # --- carrying it out ---------------------------------------------------------------------------------------
+        for key in choice.victims:
+            self._known[key].enter(State.DRAINING, now)
+        return [Drain(key=key) for key in choice.victims]
 
     def _advance(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
         if plan.until_ms is not None:
@@ -331,15 +195,18 @@ class Residency:
         for key in plan.victims:
             known, model = self._known[key], models.get(key)
             if known.state is State.DRAINING:
-                if model is None or model.held in _GONE:
-                    self._enter(known, State.UNLOADING, now)
-                elif self._is_unused(model, now) and now - known.since_ms >= self._policy.watch_ms:
-                    self._enter(known, State.UNLOADING, now)
+                if model is None or model.held in GONE:
+                    known.enter(State.UNLOADING, now)
+                elif (
+                    is_unused(model, self._policy.unused_ms, now)
+                    and now - known.since_ms >= self._policy.watch_ms
+                ):
+                    known.enter(State.UNLOADING, now)
                     self._orders.add(key)
                     actions.append(Unload(key=key))
                 elif now - known.since_ms >= self._policy.drain_ms:
                     return [*actions, Notify(code=Told.DRAIN_OVERDUE, key=key), *self._give_up(now)]
-            elif known.held not in _GONE and now - known.since_ms >= self._policy.unload_ms:
+            elif known.held not in GONE and now - known.since_ms >= self._policy.unload_ms:
                 return [*actions, Notify(code=Told.UNLOAD_FAILED, key=key), *self._give_up(now)]
         if self._is_freed(plan, picture, models, now):
             return actions + self._load(plan, picture, models, now)
@@ -350,7 +217,7 @@ class Residency:
         return (
             self._on
             and target is not None
-            and target.held in _GONE
+            and target.held in GONE
             and target.may_load
             and not target.is_loading
             and picture.level is not None
@@ -362,9 +229,7 @@ class Residency:
         if not plan.victims:
             return True
         if any(
-            self.state(key) is not State.UNLOADING
-            or self._known[key].held not in _GONE
-            or key in self._orders
+            self.state(key) is not State.UNLOADING or self._known[key].held not in GONE or key in self._orders
             for key in plan.victims
         ):
             return False
@@ -382,19 +247,16 @@ class Residency:
         told: list[Action] = [Notify(code=Told.UNLOADED, key=key) for key in plan.victims]
         self._release(plan.victims, now)
         plan.victims = ()
-        if (
-            any(model.held in (Held.LOADING, Held.LEAVING) for model in models.values())
-            or room_for(target, picture, (), lambda _: 0.0) is None
-        ):
+        if is_moving(models) or room_for(target, picture, (), lambda _: 0.0) is None:
             return [*told, *self._give_up(now)]
         policy = self._policy
         within_ms = policy.load_unknown_ms
         if target.load_known:
             within_ms = max(policy.load_least_ms, round(1000.0 * policy.load_factor * target.load_s))
         plan.until_ms, plan.gone_ms = now + within_ms, None
-        self._enter(self._known[plan.target], State.LOADING, now)
+        self._known[plan.target].enter(State.LOADING, now)
         self._orders.add(plan.target)
-        self._loads.append(now)
+        self._chooser.note_load(now)
         return [*told, Load(key=plan.target, within_ms=within_ms)]
 
     def _await_load(self, plan: _Plan, models: Mapping[Key, Model], now: int) -> list[Action]:
@@ -405,14 +267,14 @@ class Residency:
         if plan.target not in self._orders:
             if held is Held.RESIDENT:
                 return self._load_ended(Told.LOADED, now)
-            if held not in _GONE:
+            if held not in GONE:
                 plan.is_seen, plan.gone_ms = True, None
             elif plan.gone_ms is None:
                 plan.gone_ms = now
             overlooked = plan.gone_ms is not None and now - plan.gone_ms >= self._policy.load_least_ms
             if overlooked or (held is Held.FAILED and plan.is_seen):
                 return self._load_ended(Told.LOAD_FAILED, now)
-        elif held not in _GONE:
+        elif held not in GONE:
             plan.is_seen = True
         assert plan.until_ms is not None
         return self._load_ended(Told.LOAD_OVERDUE, now) if now >= plan.until_ms else []
@@ -424,10 +286,9 @@ class Residency:
         known = self._known[plan.target]
         seconds = (now - known.since_ms) / 1000.0
         if code is Told.LOADED:
-            self._enter(known, State.RESIDENT, now)
-            known.failures = 0
+            known.load_came(now)
         else:
-            self._fail(known, now)
+            known.fail(self._policy, now)
         return [Notify(code=code, key=plan.target, trigger=plan.trigger, seconds=seconds)]
 
     def _give_up(self, now: int) -> list[Action]:
@@ -438,7 +299,7 @@ class Residency:
         self._release(plan.victims, now)
         known = self._known.get(plan.target)
         if known is not None and known.state is State.PRESENT:
-            self._fail(known, now)
+            known.fail(self._policy, now)
         return [Notify(code=Told.GIVEN_UP, key=plan.target, trigger=plan.trigger)]
 
     def _release(self, victims: Iterable[Key], now: int) -> None:
@@ -446,7 +307,7 @@ class Residency:
         for key in victims:
             known = self._known.get(key)
             if known is not None and key not in self._orders:
-                self._enter(known, _FOLLOWED[known.held], now)
+                known.resume(now)
 
     # --- time --------------------------------------------------------------------------------------------------
 
