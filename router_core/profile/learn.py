@@ -7,6 +7,7 @@ skipped; a success or fault counts as the breaker counts it. Refuses to know whi
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, Result
@@ -56,8 +57,9 @@ def learn(profile: Profile, outcome: Outcome, policy: ProfilePolicy) -> Profile:
             prompt = fold_sample(prompt, pp, policy)
         tg = _gen_speed(outcome, policy)
         if tg is not None:
-            if outcome.concurrency > _ALONE and gen.n >= policy.claim_cap:
+            if _is_the_crowd(gen, tg, outcome.concurrency, policy):
                 beta, beta_n = _fold_beta(profile, tg, outcome.concurrency, policy), beta_n + 1
+                gen = replace(gen, streak=0) if gen.streak else gen
             else:
                 slowed = beta if beta is not None else policy.beta
                 gen = fold_sample(gen, tg * (1.0 + slowed * (outcome.concurrency - 1.0)), policy)
@@ -94,6 +96,16 @@ def _gen_speed(outcome: Outcome, policy: ProfilePolicy) -> float | None:
     if tokens is None or tokens < policy.least_output_tokens or not outcome.gen_ms or outcome.gen_ms <= 0:
         return None
     return 1000.0 * (tokens - 1) / outcome.gen_ms
+
+
+def _is_the_crowd(gen: Series, tg: float, concurrency: float, policy: ProfilePolicy) -> bool:
+    """True if ``tg`` tells of others in the batch: the speed alone is known, and some slow-down per request explains the
+    difference. If none does, the speed itself has changed."""
+    if concurrency <= _ALONE or gen.n - gen.before < policy.claim_cap:
+        return False
+    reach = policy.outlier_sds * gen.spread(policy)
+    least, most = math.log(tg), math.log(tg * (1.0 + _BETA_MOST * (concurrency - 1.0)))
+    return least <= gen.mean + reach and most >= gen.mean - reach
 
 
 def _fold_beta(profile: Profile, tg: float, concurrency: float, policy: ProfilePolicy) -> float:

@@ -1,8 +1,9 @@
-"""A positive quantity learned in logarithms: exponentially weighted mean and spread, with an outlier rule.
+"""A positive quantity learned in logarithms: exponentially weighted mean and spread, with a rule for outliers.
 
 The first samples are averaged plainly until the weight of a new one has fallen to ``policy.rate``. The variance is the
 exponentially weighted one of T. Finch, "Incremental calculation of weighted mean and variance" (2009). A sample beyond
-``outlier_sds`` is rejected unless it is the ``outlier_streak``-th in a row on the same side.
+``outlier_sds`` is rejected unless it is the ``outlier_streak``-th in a row on the same side: then the quantity itself
+has changed for good, and what was learned before weighs as little as the two that were rejected would have.
 """
 
 import math
@@ -13,12 +14,14 @@ from router_core.policy.profile import ProfilePolicy
 
 
 class Series(Struct, frozen=True, gc=False, kw_only=True):
-    """``n`` accepted samples with ``mean`` and ``var`` of their logarithms; ``streak`` counts rejected ones, signed."""
+    """``n`` accepted samples with ``mean`` and ``var`` of their logarithms; ``streak`` counts rejected ones, signed.
+    ``before`` is how many of the ``n`` are from before the last lasting change."""
 
     n: int = 0
     mean: float = 0.0
     var: float = 0.0
     streak: int = 0
+    before: int = 0
 
     @property
     def value(self) -> float | None:
@@ -29,7 +32,7 @@ class Series(Struct, frozen=True, gc=False, kw_only=True):
         """Log standard deviation in [sd_least, sd_most], with fixed values while there are too few samples."""
         if self.n == 0:
             return policy.sd_untried
-        if self.n < policy.few:
+        if self.n - self.before < policy.few:
             return policy.sd_few
         return min(policy.sd_most, max(policy.sd_least, math.sqrt(self.var)))
 
@@ -44,20 +47,21 @@ def fold_sample(series: Series, sample: float, policy: ProfilePolicy) -> Series:
     x = math.log(sample)
     if series.n == 0:
         return Series(n=1, mean=x)
-    off = x - series.mean
-    streak = 0
+    off, before, streak = x - series.mean, series.before, 0
     if abs(off) > policy.outlier_sds * series.spread(policy):
         side = 1 if off > 0 else -1
         streak = series.streak + side if series.streak * side >= 0 else side
         if abs(streak) < policy.outlier_streak:
-            return Series(n=series.n, mean=series.mean, var=series.var, streak=streak)
-    weight = max(policy.rate, 1.0 / (series.n + 1))
+            return Series(n=series.n, mean=series.mean, var=series.var, streak=streak, before=before)
+        before = max(before, series.n + 1 - policy.outlier_streak)
+    weight = max(policy.rate, 1.0 / (series.n - before + 1))
     step = weight * off
     return Series(
         n=series.n + 1,
         mean=series.mean + step,
         var=(1.0 - weight) * (series.var + off * step),
         streak=streak,
+        before=before,
     )
 
 

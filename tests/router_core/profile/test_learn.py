@@ -95,6 +95,19 @@ def test_the_slow_down_per_request_is_learned_from_crowded_answers():
     assert profile.beta_n == 60
 
 
+@pytest.mark.parametrize("times", [0.1, 0.25, 0.5, 2.0, 4.0])
+def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_crowds(times):
+    """Laptop on battery, or another driver: 3 at a time, each 1.2 times slower than alone, as ever."""
+    profile = after(*[outcome()] * 20)
+    crowded = {"concurrency": 3.0, "gen_ms": 2400.0}
+    for _ in range(40):
+        profile = learn(profile, outcome(**crowded), POLICY)
+    for _ in range(30):
+        profile = learn(profile, outcome(**crowded | {"gen_ms": 2400.0 / times}), POLICY)
+    expected = profile.gen.value / (1.0 + profile.beta * 2.0)
+    assert expected == pytest.approx(times * 100 / 2.4, rel=0.15)
+
+
 def test_the_last_64_loads_are_kept_and_none_is_zero():
     profile = after(*[outcome(load_ms=float(ms)) for ms in range(1, 101)])
     assert len(profile.loads_s) == 64

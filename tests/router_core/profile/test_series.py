@@ -66,6 +66,48 @@ def test_a_lasting_change_is_followed():
     assert series.value == pytest.approx(25.0, rel=0.05)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 200),
+    st.floats(-7.0, 7.0).filter(lambda change: abs(change) > 0.01),
+    st.floats(0.0, 0.3),
+    st.integers(0, 99),
+)
+def test_most_of_a_lasting_change_is_followed_within_ten_samples_and_all_but_a_twentieth_within_thirty(
+    count, change, noise, seed
+):
+    rng = Random(seed)
+    series = after(*[100.0 * math.exp(rng.uniform(-noise, noise)) for _ in range(count)])
+    was, target, left = series.mean, math.log(100.0) + change, {}
+    for number in range(1, 31):
+        series = fold_sample(series, math.exp(target), POLICY)
+        left[number] = abs(series.mean - target) / abs(was - target)
+    assert left[10] <= 0.36
+    assert left[30] <= 0.05
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=60))
+def test_what_is_learned_stays_within_what_was_seen(samples):
+    assert min(samples) * 0.999 <= after(*samples).value <= max(samples) * 1.001
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(20, 60), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=2))
+def test_two_odd_samples_in_a_row_move_nothing(count, odd):
+    series = after(*[100.0] * count)
+    again = series
+    for factor in odd:
+        again = fold_sample(again, 100.0 * factor * (10.0 if factor >= 1.0 else 0.1), POLICY)
+    assert (again.n, again.mean) == (series.n, series.mean)
+
+
+def test_a_lasting_change_does_not_make_old_experience_count_as_none():
+    changed = after(*[100.0] * 30, 25.0, 25.0, 25.0)
+    assert (changed.n, changed.value) == (31, pytest.approx(100.0 * 0.25 ** (1 / 3)))
+    assert changed.spread(POLICY) == POLICY.sd_few
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
 def test_no_sample_breaks_a_series(samples):
