@@ -1,8 +1,9 @@
 """How far priors were off where something was measured, so that an untried row is judged by what its like turned out
 to be.
 
-Rules: a prior is scaled by the median of measured / expected over the rows of its model, else over all rows, else not
-at all. Scales move in steps of 5 %, so that a small change rebuilds no rows. Refuses to know single nodes.
+Rules: a prior is scaled by the median of measured / expected over the rows of its model in the same quantisation on the
+same kind of GPU, else over those of its model, else over all rows, else not at all. Scales move in steps of 5 %, so that a
+small change rebuilds no rows. Refuses to know single nodes.
 """
 
 import math
@@ -18,25 +19,26 @@ from router_core.profile.profiles import Profiles
 _STEP = math.log(1.05)
 _KINDS = ("prompt", "gen", "load")
 
+Like = tuple[str | None, ...]
+"""What rows have in common: model, quantisation and names of GPUs; the model; nothing."""
+
 
 class Scales(Struct, frozen=True, kw_only=True):
-    """Factors on priors, by kind, then by model; ``over_all`` where a model has none."""
+    """Factors on priors, by kind, then by what rows have in common."""
 
-    by_model: Mapping[str, Mapping[str, float]]
-    over_all: Mapping[str, float]
+    of: Mapping[str, Mapping[Like, float]]
 
     def scaled(self, draft: Draft) -> Prior:
-        """The prior of ``draft``, corrected."""
-        prompt, gen, load = (
-            self.by_model[kind].get(draft.group, self.over_all.get(kind, 1.0)) for kind in _KINDS
-        )
+        """The prior of ``draft``, corrected by the rows most like it."""
+        likes = _likes(draft)
+        prompt, gen, load = (_nearest(likes, self.of[kind]) for kind in _KINDS)
         prior = draft.prior
         return Prior(prompt=prior.prompt * prompt, gen=prior.gen * gen, load_s=prior.load_s * load)
 
 
 def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
     """The scales that ``profiles`` suggest for these rows."""
-    ratios: dict[str, dict[str, list[float]]] = {kind: {} for kind in _KINDS}
+    ratios: dict[str, dict[Like, list[float]]] = {kind: {} for kind in _KINDS}
     for draft in drafts:
         profile = profiles.find(draft.profile_key)
         if profile is None:
@@ -48,21 +50,29 @@ def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
             (profile.gen.value, prior.gen),
             (load_s, prior.load_s),
         )
+        likes = _likes(draft)
         for kind, (told, expected) in zip(_KINDS, measured, strict=True):
             if told is not None:
-                ratios[kind].setdefault(draft.group, []).append(told / expected)
-    policy = profiles.policy
+                for like in likes:
+                    ratios[kind].setdefault(like, []).append(told / expected)
     return Scales(
-        by_model={
-            kind: {group: _stepped(found, policy) for group, found in groups.items()}
-            for kind, groups in ratios.items()
-        },
-        over_all={
-            kind: _stepped([ratio for found in groups.values() for ratio in found], policy)
-            for kind, groups in ratios.items()
-            if groups
-        },
+        of={
+            kind: {like: _stepped(found, profiles.policy) for like, found in likes.items()}
+            for kind, likes in ratios.items()
+        }
     )
+
+
+def _likes(draft: Draft) -> tuple[Like, ...]:
+    """From the rows most like ``draft`` to all; a host that computes without GPU is like no other in particular."""
+    gpus = draft.static.gpus
+    names = [gpus[index].name for index in draft.engine.gpus if index < len(gpus)]
+    alike = (draft.group, draft.model.quant, *sorted(names))
+    return (alike, (draft.group,), ()) if names else ((draft.group,), ())
+
+
+def _nearest(likes: tuple[Like, ...], scales: Mapping[Like, float]) -> float:
+    return next((scales[like] for like in likes if like in scales), 1.0)
 
 
 def _stepped(ratios: list[float], policy: ProfilePolicy) -> float:

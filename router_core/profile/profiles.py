@@ -17,7 +17,7 @@ from router_core.profile.estimate import quantile
 from router_core.profile.learn import Profile, learn
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 
-_Place = tuple[bytes, str, str, str | None]
+_Place = tuple[bytes, str, str, str | None, int | None]
 
 
 class _Outputs(Struct, frozen=True, gc=False, kw_only=True):
@@ -128,7 +128,7 @@ class Profiles:
 
 
 def _place(key: ProfileKey) -> _Place:
-    return (key.node, key.endpoint, key.model, key.quant)
+    return (key.node, key.endpoint, key.model, key.quant, key.offload_pct)
 
 
 def encode_profile(key: ProfileKey, profile: Profile) -> bytes:

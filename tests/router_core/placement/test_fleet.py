@@ -13,7 +13,7 @@ from router_core.placement.rows import logistic
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 from router_core.profile.profiles import Profiles
-from router_core.record.membership import Liveness
+from router_core.record.membership import Liveness, ViewChange
 from router_core.record.state import (
     Dispatch,
     EngineFlag,
@@ -313,6 +313,33 @@ def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal():
     assert prior_s < 1 / 50
     assert 1 / b.token_s == pytest.approx(10.0, rel=0.35)
     assert 1 / a.token_s == pytest.approx(10.0, rel=0.35)
+
+
+def test_an_untried_row_is_judged_by_the_same_quantisation_on_the_same_gpu_before_any_other():
+    (gpu,) = a_static().gpus
+    (model,) = a_static().models
+
+    def host(name: str, gpu_name: str, quant: str) -> ViewChange:
+        gpus = (replace(gpu, name=gpu_name),)
+        return a_change(name, static=a_static(gpus=gpus, models=(replace(model, quant=quant),)))
+
+    view = a_view(
+        host("a", "card", "Q4_K_M"),
+        host("b", "other", "Q4_K_M"),
+        host("c", "card", "Q8_0"),
+        host("d", "card", "Q4_K_M"),
+        host("e", "third", "Q4_K_M"),
+    )
+    untried = folded(view)
+    prior = 1 / untried.rows[0].token_s
+    profiles = Profiles(ProfilePolicy())
+    for row in untried.rows:
+        times = {"a": 0.5, "b": 0.2, "c": 0.1}.get(str(row.node_name))
+        for _ in range(20 if times is not None else 0):
+            profiles.learn(an_outcome(row.profile_key, pp=1_000.0, tg=times * prior))
+    speeds = {str(row.node_name): 1 / row.token_s for row in folded(view, profiles).rows}
+    assert speeds["d"] == pytest.approx(0.5 * prior, rel=0.03)
+    assert speeds["e"] == pytest.approx(0.2 * prior, rel=0.03)
 
 
 @pytest.mark.threat("T12")

@@ -34,7 +34,8 @@ def test_a_look_up_falls_back_from_parallel_to_context_and_no_further():
     assert profiles.find(KEY) is not None
     assert profiles.find(replace(KEY, parallel=1)) is profiles.find(KEY)
     assert profiles.find(replace(KEY, parallel=1, ctx=4096)) is profiles.find(KEY)
-    for other in (replace(KEY, quant="Q8_0"), replace(KEY, model="x"), replace(KEY, endpoint="f")):
+    others = ({"quant": "Q8_0"}, {"model": "x"}, {"endpoint": "f"}, {"offload_pct": 50})
+    for other in (replace(KEY, **over) for over in others):
         assert profiles.find(other) is None
 
 
