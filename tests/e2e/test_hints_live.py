@@ -65,20 +65,28 @@ async def test_a_malformed_narrowing_hint_refuses_and_a_malformed_advisory_one_d
     cluster: Cluster,
 ) -> None:
     async with aiohttp.ClientSession() as session:
-        status, _, body = await ask(session, cluster, {"x-pairmesh-require": "colour=blue"})
+        status, headers, body = await ask(session, cluster, {"x-pairmesh-require": "colour=blue"})
         assert (status, body["error"]["code"]) == (400, "hint_malformed")
+        assert headers["x-pairmesh-hints"] == "require=excluded(hint_malformed)"
         status, headers, _ = await ask(session, cluster, {"x-pairmesh-slo-ttft-ms": "soon"})
         assert status == 200
         assert headers["x-pairmesh-hints"] == "slo_ttft_ms=ignored_malformed"
         async with session.get(f"{cluster['alpha'].admin}/metrics") as reply:
             metrics = await reply.text()
     assert 'pairmesh_hints_total{hint="slo_ttft_ms",outcome="ignored_malformed"}' in metrics
+    assert 'pairmesh_hints_total{hint="require",outcome="excluded"}' in metrics
 
 
 async def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there(cluster: Cluster) -> None:
+    same = {"temperature": 0, "seed": 1}
     async with aiohttp.ClientSession() as session:
-        status, headers, _ = await ask(session, cluster)
+        status, headers, told = await ask(session, cluster, **same)
+        engine = cluster.engines[0].url
+        async with session.post(f"{engine}/v1/chat/completions", json=BODY | same) as reply:
+            direct = await reply.json()
     assert status == 200
+    assert told.keys() == direct.keys()
+    assert told["choices"] == direct["choices"], "an answer is the engine's own"
     assert "x-pairmesh-hints" not in headers
     record = await cluster["alpha"].get(f"/v1/decisions/{headers['x-pairmesh-decision-id']}")
     assert record["hints"] == []

@@ -138,15 +138,17 @@ async def test_embeddings_are_made_by_the_node_that_can(mesh: Mesh, node: str) -
     assert list(one.embedding) == list(many.embeddings[0])
 
 
-async def test_bytes_pass_and_the_reply_says_who_served(mesh: Mesh) -> None:
+async def test_without_hints_bytes_pass_and_the_reply_says_who_served(mesh: Mesh) -> None:
     body = {"model": MID.name, "prompt": "x", "options": THREE, "stream": False, "raw": True, "seed": 2**60}
     status, raw, headers = await mesh.raw("/api/generate", json=body)
     assert status == 200
     assert check("/api/generate", raw).response == "w0 w1 w2 "
     assert headers["x-pairmesh-node"] == "@beta/ollama"
     assert mesh.fakes["beta"].bodies[-1] == body
+    assert "x-pairmesh-hints" not in headers
     record = await mesh.cluster["alpha"].get(f"/v1/decisions/{headers['x-pairmesh-decision-id']}")
     assert record["chosen"]
+    assert (record["reason"], record["hints"]) == ("native", [])
 
 
 async def test_a_model_without_its_default_tag_is_found_on_both_nodes(mesh: Mesh) -> None:

@@ -1,10 +1,10 @@
 """What NVIDIA/Personal-AI-Router#7 asks of routing hints and of placement, on three unlike nodes: real daemons, real
 engines with the same models and memory for one of them each.
 
-Of its eight scenarios the preferred node, the fall-back and the moved rank are here; opposite hints at once, malformed
-ones and requests without any are in ``test_hints_live``, pressure in ``test_pressure``, unchanged clients in
-``test_openai_client`` and ``test_ollama_client``, telemetry without content in ``test_canary``, roles in
-``tests/agent/identity``.
+Of its eight scenarios the preferred node, the fall-back from it and from an authority, and the moved rank are here;
+opposite hints at once, malformed ones and requests without any are in ``test_hints_live``, pressure in
+``test_pressure``, unchanged clients in ``test_openai_client`` and ``test_ollama_client``, telemetry without content in
+``test_canary``, what a role may see in ``test_roles``.
 
 ``pair-1.0`` is the simulator's, fed with what one origin knows: its own jobs. Its choice goes through the same relay,
 as a required node. What is compared is what PAIR cannot see: which model is loaded where, and who is fast.
@@ -23,7 +23,7 @@ import pytest_asyncio
 
 from router_core.sim.baselines.pair import JobEvent, Proxy, Scheduler
 from tests.support import llama, tiny_gguf
-from tests.support.cluster import Cluster, Node, closing, pair, wait_for
+from tests.support.cluster import Cluster, Node, closing, free_port, pair, wait_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -215,6 +215,33 @@ async def test_the_rank_follows_measured_speed_and_then_what_is_loaded(
     assert told["x-pairmesh-node"] == "@alpha/llama", "slow and warm is sooner than fast and cold"
     rows = {record["names"][row["row"]]: row for row in record["candidates"]}
     assert rows["@gamma/llama"]["est"]["load"] > 0
+
+
+async def test_without_its_authority_the_choice_is_the_native_one_every_time(
+    cluster: Cluster, session: aiohttp.ClientSession
+) -> None:
+    await warm_on(cluster, session, *IPS)
+    alpha, policy = cluster["alpha"], cluster["alpha"].config / "policy.toml"
+    _, native, record = await chat(session, cluster, x_request_id="one-and-the-same")
+    assert record["authority"]["outcome"] == "off"
+    policy.write_text(
+        f'[authority]\nmode = "authoritative"\nurl = "http://{alpha.ip}:{free_port(alpha.ip)}/place"\n'
+    )
+
+    async def asked() -> bool:
+        _, _, record = await chat(session, cluster)
+        return bool(record["authority"]["mode"] == "authoritative")
+
+    await wait_for(asked, 15, "alpha asks an authority")
+    outcomes = []
+    for _ in range(6):
+        status, told, record = await chat(session, cluster, x_request_id="one-and-the-same")
+        assert (status, told["x-pairmesh-node"]) == (200, native["x-pairmesh-node"])
+        assert told["x-pairmesh-reason"] == native["x-pairmesh-reason"]
+        outcomes.append(record["authority"]["outcome"])
+    assert set(outcomes) <= {"error", "breaker_open"}
+    assert outcomes[-1] == "breaker_open", "after five failures in a row nobody asks"
+    policy.unlink()
 
 
 async def test_a_preferred_node_serves_only_if_it_owns_the_model_is_reachable_and_trusted(
