@@ -45,6 +45,7 @@ class _Options(Struct, gc=False):
 
 
 _body = msgspec.json.Decoder(dict[str, Raw]).decode
+_message = raws.decoder(_Message)
 _messages = raws.decoder(list[_Message])
 _options = raws.decoder(_Options)
 _number = raws.decoder(float)
@@ -96,6 +97,8 @@ def _measure(dialect: Dialect, told: dict[str, Raw]) -> tuple[int, int, bool]:
         return prompt + size_of(told.get("system", NONE)), _count(told.get("images", NONE)), prompt > 0
     raw = told.get("messages", NONE)
     messages = _messages(raw)
+    if messages is None and raws.is_list(raw):
+        messages = [_message(each) or _Message() for each in raws.items(raw) or ()]
     if messages is None:
         size = size_of(raw)
         return size, 0, size > 0

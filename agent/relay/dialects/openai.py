@@ -61,7 +61,9 @@ class _Format(Struct, gc=False):
 
 _body = msgspec.json.Decoder(_Body).decode
 _odd_body = msgspec.json.Decoder(_OddBody).decode
+_message = raws.decoder(_Message)
 _messages = raws.decoder(list[_Message])
+_part = raws.decoder(_Part)
 _parts = raws.decoder(list[_Part])
 _format = raws.decoder(_Format)
 
@@ -111,13 +113,16 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
 
 
 def _read_odd(body: bytes | bytearray) -> tuple[_Body, int] | None:
-    """A body in which some field is not of its type, without what is odd, and the size of messages that are no list of
-    messages; None without a model. Raises what a decoder raises."""
+    """A body in which some field is not of its type, without what is odd, and the size of messages that are no list; None without a model. Raises what a decoder raises."""
     told = _odd_body(body)
     model = raws.text(told.model)
     if model is None:
         return None
     messages = _messages(told.messages)
+    if messages is None and raws.is_list(told.messages):
+        messages = [
+            _message(each) or _Message(content=_if_text(each)) for each in raws.items(told.messages) or ()
+        ]
     known = _Body(
         model=model,
         stream=bytes(told.stream) == b"true",
@@ -148,11 +153,10 @@ def _measure(messages: list[_Message] | None) -> tuple[int, int, int]:
     """Text bytes, pictures and audio parts of a list of messages."""
     text = images = audio = 0
     for message in messages or ():
-        parts = _parts(message.content) if raws.is_list(message.content) else None
-        if parts is None:
+        if not raws.is_list(message.content):
             text += size_of(message.content)
             continue
-        for part in parts:
+        for part in _parts(message.content) or _odd_parts(message.content):
             if part.type == "image_url":
                 images += 1
             elif part.type == "input_audio":
@@ -160,6 +164,15 @@ def _measure(messages: list[_Message] | None) -> tuple[int, int, int]:
             else:
                 text += size_of(part.text)
     return text, images, audio
+
+
+def _odd_parts(raw: Raw) -> list[_Part]:
+    """Parts of which some are no parts: of those only a string is text, whatever else they hold may be a picture."""
+    return [_part(each) or _Part(text=_if_text(each)) for each in raws.items(raw) or ()]
+
+
+def _if_text(raw: Raw) -> Raw:
+    return NONE if raws.text(raw) is None else raw
 
 
 # --- errors --------------------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def test_pictures_are_counted_and_are_no_text() -> None:
     assert facts(GENERATE, prompt="x", images=[picture, picture]).images == 2
     told = facts(CHAT, messages=[say("x", images=[picture]), say("y"), say("z", images=[picture])])
     assert (told.images, told.text_bytes) == (2, 3)
+    odd = facts(CHAT, messages=[say("x", images=[picture]), None, 7])
+    assert (odd.images, odd.text_bytes) == (1, 1)
 
 
 @pytest.mark.parametrize(

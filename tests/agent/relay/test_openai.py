@@ -36,6 +36,17 @@ def test_text_is_measured_and_pictures_are_counted() -> None:
     assert (facts.text_bytes, facts.images, facts.audio_parts) == (30, 1, 1)
 
 
+@pytest.mark.parametrize("odd", ["said", None, 7, {"type": 7, "image_url": {"url": "data:" + "z" * 10_000}}])
+def test_a_picture_is_no_text_beside_whatever_is_odd(odd: Any) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:" + "z" * 10_000}}
+    said = 4 if odd == "said" else 0
+    for facts in (
+        chat(messages=[{"content": [picture, odd]}]),
+        chat(messages=[{"content": [picture]}, odd]),
+    ):
+        assert (facts.text_bytes, facts.images) == (said, 1)
+
+
 def test_tools_count_as_text_and_as_a_need() -> None:
     tools = [{"type": "function"}]
     facts = chat(tools=tools)
