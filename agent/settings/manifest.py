@@ -158,6 +158,9 @@ def read_manifests(folder: Path) -> ManifestsRead:
             if problems := open_to_all(folder, path):
                 faults += [ManifestFault(file=path.name, key="", problem=problem) for problem in problems]
                 continue
+            if not path.is_file():
+                faults.append(ManifestFault(file=path.name, key="", problem="not a file"))
+                continue
             with path.open("rb") as file:
                 raw = file.read(MANIFEST_BYTES + 1)
         except OSError as error:

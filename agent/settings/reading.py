@@ -144,6 +144,9 @@ def _bytes(folder: Path, name: str, faults: list[Fault]) -> bytes | None:
     try:
         for place in (folder, path):
             faults += [Fault(file=place.name, key="", problem=problem) for problem in open_to_all(place)]
+        if not path.is_file():
+            faults.append(Fault(file=name, key="", problem="not a file"))
+            return None
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES + 1)
     except FileNotFoundError:

@@ -42,6 +42,16 @@ async def test_an_unknown_key_is_refused_with_the_nearest_known_one(node: Node) 
     assert "sampling.profile" in said, "every fault is told at once"
 
 
+async def test_a_policy_that_is_none_is_refused_with_every_fault(node: Node) -> None:
+    (node.config / "policy.toml").write_text('preset = "fastest"\n[weights]\nslo = 7\nspeeed = 1\n')
+    said = await refusal(node)
+    for fault in ("preset", "weights.slo: out of range: 7", "weights.speeed"):
+        assert fault in said
+    (node.config / "policy.toml").unlink()
+    (node.config / "policy.toml").mkdir()
+    assert "policy.toml: not a file" in await refusal(node)
+
+
 async def test_a_port_in_use_names_the_key_to_change(node: Node) -> None:
     with socket.socket() as taken:
         taken.bind((node.ip, node.ports["ingress"]))

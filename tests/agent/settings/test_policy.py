@@ -1,6 +1,7 @@
 """Loading, checking and printing ``policy.toml``."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,15 @@ def test_a_file_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / POLICY_FILE).chmod(0o666)
     (fault,) = load_policy(tmp_path)
     assert "writable by everybody" in fault.problem
+
+
+def test_what_is_no_file_is_refused_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / POLICY_FILE).mkdir()
+    (fault,) = load_policy(tmp_path)
+    assert str(fault) == f"{POLICY_FILE}: not a file"
+    (tmp_path / POLICY_FILE).rmdir()
+    os.mkfifo(tmp_path / POLICY_FILE, 0o600)
+    assert load_policy(tmp_path) == (fault,)
 
 
 def test_aliases_keep_their_order_and_their_spelling(tmp_path: Path) -> None:
