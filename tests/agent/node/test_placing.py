@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from agent.engines.contract import Health
-from agent.node.placing import Choosing, hints_header
+from agent.node.answers import hints_header
+from agent.node.placing import Choosing
 from agent.node.statement import EndpointWork
 from agent.observe.metrics import Registry
 from agent.relay.ports import Queued, Routed, Turned

@@ -1,0 +1,108 @@
+"""How one placed request went: its attempts, its waits for room, its ending. All times are boot ms."""
+
+import math
+from typing import Final
+
+from msgspec.structs import replace
+
+from agent.relay.ports import AccessLine, AttemptReport
+from router_core.exchange.events import Result
+from router_core.placement.decision import Decision, HoldTerms, record_of
+from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
+
+_ERRORS: Final = 400
+_COMMITTED: Final = frozenset({Result.DONE, Result.BROKEN})
+_CANCELLED: Final = {"client_gone": "client", "slow_client": "slow_client"}
+
+
+class Course:
+    """``committed``: the client has part of an answer. ``held_ms``: how long it waited for room, None if it never did;
+    ``held_since_ms``: when it first began to."""
+
+    __slots__ = (
+        "_arrived_ms",
+        "_attempts",
+        "_dispatched_ms",
+        "_first_token_ms",
+        "_waiting_since_ms",
+        "committed",
+        "held_ms",
+        "held_since_ms",
+        "out_tokens",
+    )
+
+    def __init__(self, arrived_ms: int) -> None:
+        self.committed = False
+        self.out_tokens: int | None = None
+        self.held_ms: int | None = None
+        self.held_since_ms: int | None = None
+        self._arrived_ms = arrived_ms
+        self._attempts: list[Attempt] = []
+        self._dispatched_ms = 0.0
+        self._first_token_ms: float | None = None
+        self._waiting_since_ms: int | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while it waits for room."""
+        return self._waiting_since_ms is not None
+
+    def note_wait(self, hold: HoldTerms | None, now: int) -> None:
+        """A wait for room begins, or has ended."""
+        if hold is not None:
+            self._waiting_since_ms, self.held_since_ms = now, hold.since_ms
+        elif self._waiting_since_ms is not None:
+            self.held_ms = (self.held_ms or 0) + now - self._waiting_since_ms
+            self._waiting_since_ms = None
+
+    def note(self, report: AttemptReport, out_tokens: int | None) -> None:
+        """Keep how one attempt went."""
+        marks, outcome = report.marks, report.outcome
+        arrived = self._arrived_ms
+        first = marks.first_byte_ms if marks is not None else None
+        streamed = marks.content_events if marks is not None else None
+        self.committed = outcome.result in _COMMITTED or (
+            first is not None and outcome.status is not None and outcome.status < _ERRORS
+        )
+        self.out_tokens = out_tokens if out_tokens is not None else streamed
+        self._dispatched_ms = report.dispatched_ms
+        self._first_token_ms = marks.first_content_ms if marks is not None else None
+        self._attempts.append(
+            Attempt(
+                row=report.routed.label,
+                start_ms=round(report.dispatched_ms - arrived),
+                connect_ms=round(report.connected_ms - arrived) if report.connected_ms is not None else None,
+                first_byte_ms=round(first - arrived) if first is not None else None,
+                result=outcome.cause.value if outcome.cause is not None else outcome.result.value,
+                refused=outcome.refusal,
+            )
+        )
+
+    def ended(self, line: AccessLine, decision: Decision, choice: Choice | None) -> DecisionRecord:
+        """The record of ``decision`` with its attempts and ending. Predictions are of one attempt, so errors count from
+        its dispatch, and an answer that did not come as a stream says nothing about its first token."""
+        self.note_wait(None, round(self._arrived_ms + line.total_ms))
+        est = choice.est if choice is not None and self.committed and line.code is None else None
+        dispatched_ms, first_ms = self._dispatched_ms, self._first_token_ms
+        ttft_ms = first_ms - dispatched_ms if first_ms is not None else None
+        ect_ms = self._arrived_ms + line.total_ms - dispatched_ms
+        return replace(
+            record_of(decision),
+            attempts=tuple(self._attempts),
+            outcome=Ending(
+                status=line.status,
+                total_ms=round(line.total_ms),
+                ttft_ms=round(line.first_byte_ms) if line.first_byte_ms is not None else None,
+                out_tokens=self.out_tokens,
+                held_ms=self.held_ms,
+                cancelled_by=_CANCELLED.get(line.code or ""),
+                err_ttft=_ln_error(ttft_ms, est.ttft) if est is not None else None,
+                err_ect=_ln_error(ect_ms, est.ect) if est is not None else None,
+            ),
+        )
+
+
+def _ln_error(actual_ms: float | None, predicted_s: float) -> float | None:
+    if actual_ms is None or actual_ms <= 0 or predicted_s <= 0:
+        return None
+    return math.log(actual_ms / (1000.0 * predicted_s))
