@@ -1,8 +1,8 @@
 """Loading and unloading this host's models by their worth: the driver of ``router_core.placement.residency``.
 
-Off unless the policy in force allows it. Rules kept here: what is being drained or unloaded is in ``leaving``, and everybody is told,
-before anything is sent to an engine; every order is answered to the machine once; a fault of an engine is an answer.
-Refuses to know what a model is worth.
+Off unless the policy in force allows it. Rules kept here: what is being drained or unloaded is in ``leaving``, and
+everybody is told, before anything is sent to an engine; every order is answered to the machine once; a fault of an
+engine is an answer. Refuses to know what a model is worth.
 """
 
 import asyncio
@@ -165,10 +165,11 @@ class ModelResidency:
         seen: list[Seen] = []
         places: dict[str, int] = {}
         reserve_mib, free_mib = 0, self._sources.free_mib()
+        fleet = self._sources.fleet()
         for status in self._engines.endpoints().values():
             if control_of(status) is None:
                 continue
-            seen += self._seen(status, now)
+            seen += self._seen(status, _loads_into_gpus(fleet, status.name), now)
             reserve_mib = max(reserve_mib, status.reserve_mib(free_mib or 0))
             if status.identity is not None and status.identity.models_most is not None:
                 places[status.name] = status.identity.models_most
@@ -179,10 +180,10 @@ class ModelResidency:
             places=places,
             level=self._sources.level(),
         )
-        self._handle(Looked(picture=outlook(self._sources.fleet(), seen, room, now)))
+        self._handle(Looked(picture=outlook(fleet, seen, room, now)))
 
-    def _seen(self, status: EndpointStatus, now: int) -> list[Seen]:
-        """The models of one engine that it can be told to hold."""
+    def _seen(self, status: EndpointStatus, of_gpus: bool, now: int) -> list[Seen]:
+        """The models of one engine that it can be told to hold; ``of_gpus``: in a GPU's own memory."""
         held = {model.native_id: model for model in status.resident}
         watched = status.observed_ms is not None and now - status.observed_ms <= WATCHED_MS
         seen = []
@@ -196,7 +197,7 @@ class ModelResidency:
                 Seen(
                     key=key,
                     held=Held.ABSENT if model is None else _HELD[model.state],
-                    held_bytes=None if model is None else model.vram_bytes or model.total_bytes,
+                    held_bytes=None if model is None else model.held_bytes(of_gpus),
                     busy=0 if model is None else (model.running or 0) + (model.waiting or 0),
                     used_ms=max((at for at in (used, ours) if at is not None), default=None),
                     is_watched=watched,
@@ -273,6 +274,14 @@ class ModelResidency:
             self._engines.look_soon(endpoint)
             self._handle(Ordered(key=order.key, ok=ok))
             self._wake.set()
+
+
+def _loads_into_gpus(fleet: Fleet, endpoint: str) -> bool:
+    own = fleet.parts.get(fleet.me)
+    static = own.node.static if own is not None else None
+    return static is not None and any(
+        static.loads_into_gpus(engine) for engine in static.engines if engine.name == endpoint
+    )
 
 
 class _Activity:

@@ -177,6 +177,10 @@ class ResidentModel(Struct, frozen=True, gc=False, kw_only=True):
     expires_s: int | None = None
     progress: float | None = None
 
+    def held_bytes(self, of_gpus: bool) -> int | None:
+        """What unloading it gives back; ``of_gpus``: only what lies in a GPU's own memory counts."""
+        return self.vram_bytes if of_gpus and self.vram_bytes is not None else self.total_bytes
+
 
 class EngineLoad(Struct, frozen=True, gc=False, kw_only=True):
     """Requests in an engine's hands and waiting, and its recent speeds (tokens/s, from counter deltas)."""

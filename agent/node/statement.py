@@ -146,7 +146,7 @@ def volatile_statement(
         if endpoint is None:
             engines.append(state.EngineLoad())
             continue
-        memory = _LoadMemory(load_memory_mib, bool(facts.gpus) and not any(gpu.memory for gpu in static.gpus))
+        memory = _LoadMemory(load_memory_mib, static.loads_into_gpus(facts))
         load = _engine_load(endpoint, work.get(facts.name, IDLE), memory, now)
         if facts.name in draining and load.state in _SERVING:
             load = replace(load, state=EngineState.DRAINING)
@@ -295,16 +295,11 @@ def _obtainable(endpoint: EndpointStatus, memory: _LoadMemory) -> int | None:
     if memory_mib is None:
         return None
     evictable = sum(
-        (_held_bytes(model, memory.of_gpus) or 0) // _MIB
+        (model.held_bytes(memory.of_gpus) or 0) // _MIB
         for model in endpoint.resident
         if model.state is Residency.RESIDENT and not model.running
     )
     return max(0, memory_mib + evictable - endpoint.reserve_mib(memory_mib))
-
-
-def _held_bytes(model: ResidentModel, of_gpus: bool) -> int | None:
-    """What a model would give back: on a GPU of its own memory only what lies there."""
-    return model.vram_bytes if of_gpus and model.vram_bytes is not None else model.total_bytes
 
 
 def _residents(

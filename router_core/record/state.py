@@ -408,6 +408,10 @@ class Static(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     models_total: U32 = 0
     profiles: Annotated[tuple[ProfileFacts, ...], Meta(max_length=limits.PROFILES)] = ()
 
+    def loads_into_gpus(self, engine: EngineFacts) -> bool:
+        """Whether models of ``engine`` go into GPUs with memory of their own."""
+        return bool(engine.gpus) and not any(gpu.memory for gpu in self.gpus)
+
 
 class Leave(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     """Body of L."""

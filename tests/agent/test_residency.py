@@ -25,8 +25,10 @@ from router_core.placement.demand import demand_key
 from router_core.placement.residency.events import Key
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.residency import ResidencyPolicy
+from router_core.pressure.samples import GpuStanding
 from router_core.record.state import Level, ModelDemand
-from tests.agent.node.rig import World
+from tests.agent.node.rig import World, a_sample
+from tests.agent.node.test_gpus import a_gpu
 from tests.support.engine_setup import Watched, manifest
 from tests.support.fakes.ollama import FakeModel, FakeOllama
 from tests.support.llama import LlamaServer, LlamaUnavailable, find_binary, router
@@ -72,7 +74,15 @@ def server(tmp_path: Path, models: Path) -> Iterable[LlamaServer]:
 class Node:
     """One node: a real watch over its engines, a real view, and the demand that a test puts into its record."""
 
-    def __init__(self, described: Manifest, *, allowed: bool = True, unused_ms: int = 100) -> None:
+    def __init__(
+        self,
+        described: Manifest,
+        *,
+        allowed: bool = True,
+        unused_ms: int = 100,
+        gpus: tuple[GpuStanding, ...] = (),
+    ) -> None:
+        self.gpus = gpus
         self.watched = Watched(replace(described, reserve_vram_mib=0))
         self.world = World(policy=PlacementPolicy(realloc_enabled=allowed))
         self.asked: dict[str, int] = {}
@@ -109,7 +119,7 @@ class Node:
             for owned in self.status.owned
             if self.asked.get(owned.name)
         )
-        self.world.own(self.status, demand=demand, leaving=self.leaving)
+        self.world.own(self.status, demand=demand, leaving=self.leaving, sampled=a_sample(gpus=self.gpus))
         return self.world.viewing.fleet
 
     def free_mib(self) -> int:
@@ -271,6 +281,17 @@ async def test_a_model_that_others_use_in_ollama_stays_although_ollama_tells_of_
             await node.looked(3)
             assert node.holds(SMALL.name)
         await until(lambda: node.holds(LARGE.name))
+
+
+async def test_a_model_outside_of_the_gpu_is_not_unloaded_to_make_room_in_it(fake: FakeOllama) -> None:
+    """The fake tells that nothing of its models is on a GPU."""
+    async with living(Node(manifest(fake.port, EngineKind.OLLAMA), gpus=(a_gpu(),))) as node:
+        node.asked = {SMALL.name: 60}
+        await until(lambda: node.holds(SMALL.name))
+        node.asked = {LARGE.name: 600}
+        await node.looked(40)
+        assert node.holds(SMALL.name)
+    assert fake.loads == [SMALL.name]
 
 
 async def test_a_load_in_ollama_is_seen_and_reserved_while_it_lasts(fake: FakeOllama) -> None:

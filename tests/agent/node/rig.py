@@ -147,7 +147,7 @@ def a_sample(at_ms: int = 1_000_000, **over: Any) -> Sampled:
 def stated(*endpoints: EndpointStatus, **over: Any) -> tuple[Static, Volatile]:
     """S and V of a healthy node with these endpoints."""
     static = static_statement(
-        sampled=a_sample(),
+        sampled=over.get("sampled") or a_sample(),
         addrs=over.pop("addrs", ()),
         version="1",
         router=True,
@@ -166,7 +166,8 @@ def stated(*endpoints: EndpointStatus, **over: Any) -> tuple[Static, Volatile]:
         "now": 1_000_000,
     }
     volatile = volatile_statement(static, **(fields | over))
-    calm = tuple(ResourceLevel(code=code, level=0, score_c=0) for code in range(4))
+    sampled_codes = range(6 if static.gpus else 4)
+    calm = tuple(ResourceLevel(code=code, level=0, score_c=0) for code in sampled_codes)
     return static, replace(volatile, resources=calm)
 
 
