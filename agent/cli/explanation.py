@@ -43,7 +43,7 @@ CHOICES: Final = {
     Reason.HINT: "the request preferred it; without that another would have won",
     Reason.AUTHORITY: "the authority asked about it said so",
     Reason.SESSION: "it holds this session's prompt; without that another would have won",
-    Reason.EXPLORE: "it was hardly ever tried, is idle, and trying it costs nobody: another one has the better estimates",
+    Reason.EXPLORE: "it was hardly ever tried, is idle, and trying it costs nobody",
     Reason.DEGRADED: "nothing better was left",
 }
 REFUSALS: Final = {
