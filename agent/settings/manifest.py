@@ -99,7 +99,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     url: EngineUrl
     engine: EngineKind
     credential: str | None = None
-    flavour: str | None = None
     dialects: Dialect | None = None
     remote_host: bool = False
     cloud: bool = False
@@ -107,7 +106,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     price_out: float = 0.0
     pass_headers: tuple[str, ...] = ()
     unit: str | None = None
-    pid_file: str | None = None
     models: tuple[DeclaredModel, ...] = ()
     slots: int | None = None
     max_queue: int | None = None
@@ -207,7 +205,6 @@ def _manifest(top: Table, stem: str) -> Manifest:
         url=_url(top, remote=remote, cloud=cloud),
         engine=EngineKind(engine or EngineKind.OPENAI),
         credential=top.text("credential", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"),
-        flavour=top.text("flavour", r"[a-z0-9]{1,16}"),
         dialects=_dialects(top),
         remote_host=remote,
         cloud=cloud,
@@ -215,7 +212,6 @@ def _manifest(top: Table, stem: str) -> Manifest:
         price_out=top.number("price_out") or 0.0,
         pass_headers=tuple(h.lower() for h in top.texts("pass_headers", 16, r"[A-Za-z0-9-]{1,64}\*?")),
         unit=top.text("unit", r"[^\s\0]{1,256}"),
-        pid_file=top.text("pid_file", r"/[^\0]{1,1024}"),
         models=_models(top),
         slots=top.whole("slots", least=1, most=65_535),
         max_queue=top.whole("max_queue", least=0, most=65_535),

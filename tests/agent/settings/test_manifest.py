@@ -12,6 +12,7 @@ from agent.settings.manifest import (
     IDLE_MS,
     MANIFEST_BYTES,
     Caps,
+    DeclaredModel,
     EngineKind,
     EngineUrl,
     Manifest,
@@ -56,13 +57,11 @@ def test_every_key_is_read() -> None:
         engine = "openai"
         cloud = true
         credential = "api.key"
-        flavour = "plain"
         dialects = ["chat", "embed"]
         price_in = 0.5
         price_out = 2
         pass_headers = ["X-Session-Id", "x-llm-d-*"]
         unit = "llama-server.service"
-        pid_file = "/run/llama.pid"
         slots = 3
         max_queue = 0
         jit_load = true
@@ -105,6 +104,15 @@ def test_every_key_is_read() -> None:
     assert model.digest == b"\xab" * 32
     assert model.caps == Caps(known=Capability.TOOLS | Capability.VISION, has=Capability.TOOLS)
     assert model.keep
+
+
+def test_the_readme_names_every_key() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    told = readme[
+        readme.index("An endpoint's manifest takes") : readme.index("How requests are placed is tuned")
+    ]
+    for key in (*Manifest.__struct_fields__, *DeclaredModel.__struct_fields__):
+        assert f"`{key}`" in told, key
 
 
 def test_all_faults_are_reported_at_once() -> None:
