@@ -18,7 +18,8 @@ from router_core.placement.choose import S
 from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.record import AuthorityNote, Factors
 from router_core.placement.request import Advice, Counsel, Endpoint, PlacementRequest
-from router_core.placement.survey import Scored, Survey
+from router_core.placement.survey import Survey
+from router_core.placement.weighing import Scored
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect

@@ -21,7 +21,8 @@ from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, Choice, ViewFacts
 from router_core.placement.request import HintNote, NodeRef, PlacementRequest
 from router_core.placement.room import is_shed, without_row
-from router_core.placement.survey import Scored, Survey, survey
+from router_core.placement.survey import Survey, survey
+from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 
 _FULL_ONE_IN = 16

@@ -31,7 +31,7 @@ from router_core.placement.record import (
 from router_core.placement.request import HintNote, PlacementRequest
 from router_core.placement.sift import Exclusion
 from router_core.placement.spill import price_of
-from router_core.placement.survey import Scored
+from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
 

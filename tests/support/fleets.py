@@ -20,7 +20,8 @@ from router_core.placement.names import parse_model_name
 from router_core.placement.record import Choice
 from router_core.placement.request import Hints, PlacementRequest
 from router_core.placement.rows import Row
-from router_core.placement.survey import Scored, Survey
+from router_core.placement.survey import Survey
+from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import ProfileKey

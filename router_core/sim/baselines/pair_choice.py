@@ -7,7 +7,8 @@ from functools import partial
 from random import Random
 
 from router_core.placement.fleet import Fleet
-from router_core.placement.survey import Scored, Survey
+from router_core.placement.survey import Survey
+from router_core.placement.weighing import Scored
 from router_core.sim.baselines.pair import Chosen
 from router_core.sim.baselines.pair_dispatch import PairDispatch
 from router_core.sim.baselines.rules import Rule

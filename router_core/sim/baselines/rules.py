@@ -15,7 +15,8 @@ from router_core.placement.decision import Decision
 from router_core.placement.estimates import capacity
 from router_core.placement.fleet import Fleet
 from router_core.placement.request import NodeRef, PlacementRequest
-from router_core.placement.survey import Scored, Survey, survey
+from router_core.placement.survey import Survey, survey
+from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 
 Pick = Callable[[list[Scored], Survey, Fleet, Random], Scored]

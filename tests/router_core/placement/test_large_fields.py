@@ -9,7 +9,8 @@ from router_core.placement.choose import choose, near_ties
 from router_core.placement.fleet import Fleet, Live
 from router_core.placement.reasons import AuthorityOutcome, Reason
 from router_core.placement.request import Advice, Counsel, Pin, PlacementRequest
-from router_core.placement.survey import Scored, survey
+from router_core.placement.survey import survey
+from router_core.placement.weighing import Scored
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
 from tests.router_core.placement.test_plain_rules import a_chance_request, a_chance_view
