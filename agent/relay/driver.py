@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from agent.relay.answering import Answering
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
-from agent.relay.dialects.streams import SERVER_SENT
 from agent.relay.front import Client
-from agent.relay.headers import Headers, passed_down
+from agent.relay.headers import Headers
 from agent.relay.intake import Request
-from agent.relay.lines import line_of_exchange
 from agent.relay.parcel import Parcel
 from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request, place_of
 from agent.relay.pool import ConnectFailed
@@ -55,6 +54,7 @@ class Courier:
         self._request = request
         self._asked = asked
         self._parcel = parcel
+        self._answer = Answering(voice, client, request, asked, parcel)
         self._admitted = admitted
         self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms)
         self._inbox: deque[ev.Event] = deque()
@@ -68,12 +68,9 @@ class Courier:
         self._routed: Routed | None = None
         self._place: Place | None = None
         self._turned: Turned | None = None
-        self._status = 0
-        self._code: str | None = None
-        self._first_byte_ms: float | None = None
         self._flowing_ms: float | None = None
         self._ticket: int | None = None
-        self._slow_client = self._suspect = self._released = self._closed = False
+        self._slow_client = self._suspect = self._closed = False
 
     def start(self) -> "Courier":
         """Begin; returns itself."""
@@ -148,7 +145,7 @@ class Courier:
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
         routed, flowing_ms = self._routed, self._flowing_ms
-        if routed is None or flowing_ms is None or self._first_byte_ms is None:
+        if routed is None or flowing_ms is None or self._answer.first_byte_ms is None:
             return None
         last_ms = max(flowing_ms, self._now_at().last_byte_ms or 0.0)
         return routed.at if now - last_ms > silence_limit_ms(routed.gap_ms) else None
@@ -387,17 +384,9 @@ class Courier:
         routed, attempt = self._routed, self._attempt
         assert routed is not None
         assert attempt is not None
-        self._first_byte_ms = self._flowing_ms = self._now
-        self._status = attempt.status
-        self._release_body()
+        self._flowing_ms = self._now
         self._choosing.first_token(routed.seq)
-        lines = passed_down(attempt.headers, events=attempt.stream is SERVER_SENT)
-        lines += self._voice.lines(self._asked, routed, self._machine.attempt, attempt.status)
-        self._client.begin(attempt.status, lines, attempt.length)
-        for data in attempt.held:
-            if data:
-                self._client.push(data)
-        attempt.held.clear()
+        self._answer.begin(attempt, routed, self._machine.attempt, self._now)
         if self._upstream is not None:
             self._client.flush()
 
@@ -405,30 +394,15 @@ class Courier:
         self._client.end()
 
     def _reply(self, action: ev.Reply) -> None:
-        self._status, self._code = action.status, action.code
-        self._release_body()
-        self._client.reply(
-            self._voice.refusal(action, self._asked, self._turned, self._routed, self._machine.attempt)
-        )
+        self._answer.refuse(action, self._attempt, self._turned, self._routed, self._machine.attempt)
 
     def _reply_answer(self, _action: ev.ReplyAnswer) -> None:
-        attempt, routed = self._now_at(), self._routed
+        routed = self._routed
         assert routed is not None
-        self._status = attempt.status
-        self._release_body()
-        body = b"".join(attempt.held)
-        lines = passed_down(attempt.headers)
-        lines += self._voice.lines(self._asked, routed, self._machine.attempt, attempt.status)
-        self._client.begin(attempt.status, lines, len(body))
-        self._client.push(body)
-        self._client.end()
+        self._answer.pass_whole(self._now_at(), routed, self._machine.attempt)
 
     def _tell_error(self, action: ev.TellError) -> None:
-        self._code = action.code
-        attempt, last = self._now_at(), b""
-        if attempt.stream is not None:
-            last = self._voice.stream_error(action.code, mid_event=attempt.tail.mid_event)
-        self._client.cut(last)
+        self._answer.cut(action.code, self._now_at())
 
     def _cancel_upstream(self, _action: ev.CancelUpstream) -> None:
         if self._dialling is not None:
@@ -463,24 +437,14 @@ class Courier:
         self._closed = True
         if self._consulting is not None:
             self._consulting.cancel()
-        self._release_body()
+        answer = self._answer
+        answer.release_body(self._attempt)
         self._w.in_hand.discard(self)
-        if self._machine.state is State.CANCELLED and self._code is None:
-            self._status, self._code = 499, "slow_client" if self._slow_client else "client_gone"
-        line = line_of_exchange(
-            self._voice.side,
-            self._request,
-            self._asked,
-            self._routed,
-            self._turned,
-            status=self._status,
-            code=self._code,
-            bytes_out=0 if self._attempt is None else self._attempt.size,
-            attempts=self._machine.attempt,
-            now_ms=self._now,
-            first_byte_ms=self._first_byte_ms,
+        if self._machine.state is State.CANCELLED:
+            answer.cancelled("slow_client" if self._slow_client else "client_gone")
+        self._w.observer.answered(
+            answer.line(self._attempt, self._turned, self._routed, self._machine.attempt, self._now)
         )
-        self._w.observer.answered(line)
 
     def _fail(self, exc: Exception, unperformed: Iterator[ev.Action]) -> None:
         """A fault of our own: give back everything this request holds, tell who watches."""
@@ -488,18 +452,9 @@ class Courier:
         for action in (*unperformed, *self._machine.handle(ev.ClientGone(), int(self._now))):
             if isinstance(action, ev.CancelUpstream | ev.EndAttempt):
                 _PERFORM[type(action)](self, action)
-        self._code = "internal"
+        self._answer.code = "internal"
         self._client.abort()
         self._w.observer.failed("exchange", exc)
-
-    def _release_body(self) -> None:
-        if self._released:
-            return
-        self._released = True
-        self._parcel.drop()
-        if self._attempt is not None:
-            self._attempt.body = b""
-        self._client.release_body()
 
     def _now_at(self) -> Attempt:
         assert self._attempt is not None
