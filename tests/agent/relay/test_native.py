@@ -16,8 +16,8 @@ from agent.relay.paths import ROUTES, Closed, View, route_for
 from agent.relay.ports import Held, Offered, Turned
 from router_core.record.state import Dialect
 from tests.agent.relay.client import BODY, Client, ask, get, post
+from tests.agent.relay.ingress_rig import chunked, code_of, head, ingress, pair
 from tests.agent.relay.rig import running
-from tests.agent.relay.test_ingress import chunked, code_of, head, ingress, pair
 from tests.support.fakes.ollama_schema import check
 from tests.support.recorder import Exchange, Recorder
 

@@ -19,8 +19,8 @@ from agent.relay.listener import ServerConnection
 from router_core import limits
 from router_core.record.state import Dialect
 from tests.agent.relay.client import BODY, Client, get, post
+from tests.agent.relay.ingress_rig import head, ingress
 from tests.agent.relay.rig import Relay, running
-from tests.agent.relay.test_ingress import head, ingress
 from tests.support.recorder import Exchange, Recorder, Script, say_ok
 from tests.support.until import until
 

@@ -20,8 +20,8 @@ from agent.relay.intake import Request
 from agent.relay.listener import ServerConnection
 from tests.agent.relay.client import BODY, CHAT, Client, ask
 from tests.agent.relay.corpus import ALL, CHUNKED, HOST, LAST, LENGTH, SERVED, TE, TYPE, Case, head
+from tests.agent.relay.ingress_rig import ROUTE, ingress
 from tests.agent.relay.rig import Relay, running
-from tests.agent.relay.test_ingress import ROUTE, ingress
 from tests.support.recorder import Recorder
 from tests.support.until import until
 
