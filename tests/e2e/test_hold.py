@@ -85,6 +85,7 @@ async def test_what_the_fleet_has_no_room_for_waits_and_is_served_without_an_err
     async with aiohttp.ClientSession() as session:
         asked = [asyncio.create_task(stage.ask(session)) for _ in range(6)]
         await wait_for(stage.depth(4), 10, "four requests wait")
+        await wait_for(lambda: served_there(stage, 2), 10, "both engines are at work")
         assert sorted(stage.asked) == ["alpha", "beta"]
         stage.answer(6)
         told = await asyncio.gather(*asked)
