@@ -95,7 +95,7 @@ def _gen_speed(outcome: Outcome, policy: ProfilePolicy) -> float | None:
     tokens = outcome.gen_tokens
     if tokens is None or tokens < policy.least_output_tokens or not outcome.gen_ms or outcome.gen_ms <= 0:
         return None
-    return 1000.0 * (tokens - 1) / outcome.gen_ms
+    return 1000.0 * (tokens - 1) / outcome.gen_ms or None
 
 
 def _is_the_crowd(gen: Series, tg: float, concurrency: float, policy: ProfilePolicy) -> bool:

@@ -1,5 +1,7 @@
 """What one outcome teaches, and what it must not."""
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
@@ -106,6 +108,14 @@ def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_cr
         profile = learn(profile, outcome(**crowded | {"gen_ms": 2400.0 / times}), POLICY)
     expected = profile.gen.value / (1.0 + profile.beta * 2.0)
     assert expected == pytest.approx(times * 100 / 2.4, rel=0.15)
+
+
+@pytest.mark.parametrize("gen_ms", [1e-320, 5e-324, 1e308, math.inf])
+@pytest.mark.parametrize("concurrency", [1.0, 3.0])
+def test_a_time_beyond_all_measure_teaches_nothing(gen_ms, concurrency):
+    known = after(*[outcome()] * 30)
+    changed = learn(known, outcome(gen_ms=gen_ms, concurrency=concurrency), POLICY)
+    assert (changed.gen.n, changed.gen.mean, changed.beta) == (known.gen.n, known.gen.mean, known.beta)
 
 
 def test_the_last_64_loads_are_kept_and_none_is_zero():
