@@ -203,7 +203,7 @@ async def test_the_rank_follows_measured_speed_and_then_what_is_loaded(
     cluster: Cluster, session: aiohttp.ClientSession
 ) -> None:
     await warm_on(cluster, session, *IPS)
-    _, told, record = await chat(session, cluster, tokens=64)
+    _, told, record = await chat(session, cluster, tokens=64, x_request_id="ranked-by-speed")
     rows = {record["names"][row["row"]]: row for row in record["candidates"]}
     assert rows["@alpha/llama"]["est"]["tpot"] > 2 * rows["@gamma/llama"]["est"]["tpot"], "profiles differ"
     assert told["x-pairmesh-node"] != "@alpha/llama"
