@@ -12,6 +12,24 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BODY = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
 ASKED = 16
+ALWAYS = (
+    *(
+        "decisions_total",
+        "decision_seconds",
+        "prediction_error_ln",
+        "attempts_total",
+        "in_flight",
+        "queue_depth",
+    ),
+    *(
+        "journal_dropped_total",
+        "relay_seconds",
+        "relay_bytes_total",
+        "relay_connections",
+        "relay_buffered_bytes",
+    ),
+)
+"""Metrics of every router that has served a request."""
 
 
 async def explained(cluster: Cluster, *words: str) -> Any:
@@ -53,3 +71,17 @@ async def test_a_request_is_asked_about_before_it_is_sent(cluster: Cluster) -> N
             f"{cluster['alpha'].api}/v1/chat/completions", json=BODY | {"model": "mid"}
         ) as reply:
             assert (reply.status, reply.headers["x-pairmesh-node"]) == (200, "@beta/llama")
+
+
+async def test_what_is_decided_is_counted_under_its_name(cluster: Cluster) -> None:
+    alpha = cluster["alpha"]
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{alpha.api}/v1/chat/completions", json=BODY) as reply:
+            assert reply.status == 200
+            decision_id = reply.headers["x-pairmesh-decision-id"]
+        assert (await alpha.get(f"/v1/decisions/{decision_id}"))["outcome"]["err_ect"] is not None
+        async with session.get(f"{alpha.admin}/metrics") as reply:
+            text = await reply.text()
+    told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert {f"pairmesh_{name}" for name in ALWAYS} - told == set()
+    assert 'pairmesh_prediction_error_ln_count{kind="ect"}' in text

@@ -151,6 +151,17 @@ async def test_without_hints_bytes_pass_and_the_reply_says_who_served(mesh: Mesh
     assert (record["reason"], record["hints"]) == ("native", [])
 
 
+async def test_hints_in_a_body_are_heeded_and_no_engine_gets_to_see_them(mesh: Mesh) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, "options": THREE, "stream": False}
+    for name in ("alpha", "beta"):
+        hints = {"require": f"node=@{name}", "prefer": "@nobody", "class": "batch"}
+        status, _, headers = await mesh.raw("/api/chat", json=body | {"pairmesh": hints})
+        assert (status, headers["x-pairmesh-node"]) == (200, f"@{name}/ollama")
+        told = set(headers["x-pairmesh-hints"].split(", "))
+        assert told == {"prefer=ignored_unknown", "require=honoured", "class=honoured"}
+        assert mesh.fakes[name].bodies[-1] == body | {"model": "tiny:latest"}
+
+
 async def test_a_model_without_its_default_tag_is_found_on_both_nodes(mesh: Mesh) -> None:
     status, raw, headers = await mesh.raw("/api/chat", json={"model": "tiny", "messages": MESSAGES})
     assert status == 200
