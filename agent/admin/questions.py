@@ -14,19 +14,15 @@ from msgspec.structs import fields
 
 from router_core import limits
 from router_core.placement.request import Locality, Match, RequestClass
-from router_core.record.state import Capability, Dialect
+from router_core.record.spelling import CAPABILITIES, DIALECTS
 
 T = TypeVar("T", bound=Struct)
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 PROMPT_TOKENS: Final = 1_000
 HEADERS: Final = 32
 POLICY_CHARS: Final = 65_536
-DIALECTS: Final = {str(dialect.name).lower(): dialect for dialect in Dialect}
-CAPABILITIES: Final = {str(capability.name).lower(): capability for capability in Capability}
-
-
 _DIALECT: Final = rf"\A({'|'.join(DIALECTS)})\Z"
 _CAPABILITY: Final = rf"\A({'|'.join(CAPABILITIES)})\Z"
 
@@ -105,7 +101,7 @@ def read_body(body: bytes, kind: type[T]) -> T | tuple[str, ...]:
     """``body`` as ``kind``, or all that is wrong with it."""
     try:
         tree = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except _UNREADABLE:
+    except UNREADABLE:
         return ("the body must be one JSON object",)
     values, faults, wanted = {}, [], takes(kind)
     for field in fields(kind):
@@ -116,7 +112,7 @@ def read_body(body: bytes, kind: type[T]) -> T | tuple[str, ...]:
             continue
         try:
             values[field.name] = msgspec.json.decode(tree[name], type=field.type)
-        except _UNREADABLE:
+        except UNREADABLE:
             faults.append(f"{name}: takes {wanted[name]}")
     unknown = len(tree.keys() - wanted.keys())
     if unknown:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agent.admin.guard import Refusal
 from agent.admin.ports import Decisions, DryRuns, Exposition, Status, VerbRefused, Verbs
-from agent.admin.questions import ExplainBody, ReplayBody, read_body
+from agent.admin.questions import UNREADABLE, ExplainBody, ReplayBody, read_body
 from agent.observe.capture import report_crash
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE
@@ -141,7 +141,7 @@ class Routes:
             return refused(Refusal.UNKNOWN)
         try:
             arguments = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return refused(Refusal.BODY)
         try:
             answer = await act(arguments)

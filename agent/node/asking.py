@@ -3,9 +3,7 @@
 from functools import lru_cache
 
 from agent.relay.ports import Asked
-from router_core.placement.eligibility import targets_of
 from router_core.placement.request import Hints, Pin, PlacementRequest
-from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability
 
 
@@ -58,11 +56,3 @@ _OF_FACTS = (
     Capability.LOGPROBS,
     Capability.STREAMING,
 )
-
-
-def until_ms(request: PlacementRequest, policy: PlacementPolicy) -> int:
-    """Boot time after which ``request`` is dispatched no more: by its own deadline, else by that of its class."""
-    deadline_ms = request.hints.deadline_ms
-    if deadline_ms is None:
-        deadline_ms = targets_of(request.hints.request_class, policy).deadline_ms
-    return request.arrival_ms + deadline_ms

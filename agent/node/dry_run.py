@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from agent.admin.questions import CAPABILITIES, DIALECTS, ExplainBody
+from agent.admin.questions import ExplainBody
 from agent.node.placing import Placing
 from agent.relay.headers import request_id_of, value_of
 from router_core.placement.decide import decide
@@ -19,6 +19,7 @@ from router_core.placement.record import DecisionRecord
 from router_core.placement.replay import replay
 from router_core.placement.request import PlacementRequest
 from router_core.policy.placement import PlacementPolicy
+from router_core.record.spelling import CAPABILITIES, DIALECTS
 from router_core.record.state import Capability
 
 _ID_BITS = 128

@@ -15,13 +15,14 @@ from msgspec.structs import replace
 from agent.authority.asking import Authority
 from agent.effects.clock import Clock
 from agent.node.answers import hints_header, routed, session_word, turned
-from agent.node.asking import request_of, until_ms
+from agent.node.asking import request_of
 from agent.node.course import Course
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
 from router_core.placement.decide import decide, new_id
 from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.demand import Demand, demand_key
+from router_core.placement.eligibility import until_ms_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.hold import waiting_of
@@ -177,7 +178,7 @@ class Choosing:
         self._counted = False
         self._told_by: str | None = None
         self._ticket: int | None = None
-        self.until_ms = None if request is None else until_ms(request, placing.policy)
+        self.until_ms = None if request is None else until_ms_of(request, placing.policy)
         """Boot time after which nothing is dispatched any more."""
 
     def consult(self) -> Coroutine[None, None, None] | None:

@@ -25,9 +25,10 @@ from agent.relay.ports import Asked, Listing, Phase, Placer
 from agent.relay.voice import API_SIDE, ApiVoice
 from agent.relay.wiring import Wiring
 from router_core import limits
+from router_core.placement.hints import PREFIX, TRANSPORT
 
-_HINT_PREFIX = b"x-pairmesh-"
-_MESH_OWN = frozenset({b"x-pairmesh-route", b"x-pairmesh-state", b"x-pairmesh-model", b"x-pairmesh-length"})
+_HINT_PREFIX = PREFIX.encode("ascii")
+_MESH_OWN = frozenset(name.encode("ascii") for name in TRANSPORT)
 _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})

@@ -19,6 +19,7 @@ from msgspec import Struct
 from agent.settings.reading import open_to_all
 from agent.settings.toml_table import Table
 from router_core import limits
+from router_core.record.spelling import CAPABILITIES, DIALECTS
 from router_core.record.state import U32_MAX, Capability, Dialect
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
@@ -282,27 +283,25 @@ def _host_problem(host: str, *, remote: bool, cloud: bool) -> str | None:
 def _dialects(table: Table) -> Dialect | None:
     if not table.has("dialects"):
         return None
-    names = {dialect.name.lower(): dialect for dialect in Dialect if dialect.name}
     found = Dialect(0)
-    for index, name in enumerate(table.texts("dialects", len(names))):
-        if name in names:
-            found |= names[name]
+    for index, name in enumerate(table.texts("dialects", len(DIALECTS))):
+        if name in DIALECTS:
+            found |= DIALECTS[name]
         else:
-            table.fault(f"dialects[{index}]", f"{name[:64]!r} is none of {' '.join(names)}")
+            table.fault(f"dialects[{index}]", f"{name[:64]!r} is none of {' '.join(DIALECTS)}")
     return found
 
 
 def _caps(table: Table) -> Caps:
-    names = {cap.name.lower(): cap for cap in Capability if cap.name}
-    inner, keys = table.entries("caps", len(names))
+    inner, keys = table.entries("caps", len(CAPABILITIES))
     known = has = Capability(0)
     for key in keys:
         value = inner.flag(key)
-        if key not in names:
-            inner.fault(key, f"is none of {' '.join(names)}")
+        if key not in CAPABILITIES:
+            inner.fault(key, f"is none of {' '.join(CAPABILITIES)}")
         elif value is not None:
-            known |= names[key]
-            has |= names[key] if value else Capability(0)
+            known |= CAPABILITIES[key]
+            has |= CAPABILITIES[key] if value else Capability(0)
     return Caps(known=known, has=has)
 
 

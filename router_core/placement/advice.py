@@ -22,7 +22,7 @@ from router_core.placement.survey import Survey
 from router_core.placement.weighing import Scored
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
-from router_core.record.state import Capability, Dialect
+from router_core.record.spelling import capability_names, dialect_name
 
 VERSION = 1
 
@@ -97,10 +97,8 @@ def question_of(request: PlacementRequest, seen: Survey, decision_id: str, budge
         decision_id=decision_id,
         budget_ms=budget_ms,
         request_class=hints.request_class.value,
-        dialect=(Dialect(need.dialect).name or "unknown").lower(),
-        requires=tuple(
-            (cap.name or "").lower() for cap in Capability if cap & (need.inferred | need.explicit)
-        ),
+        dialect=dialect_name(need.dialect),
+        requires=capability_names(need.inferred | need.explicit),
         model=seen.resolved if seen.offered else "",
         match=seen.need.match.value,
         locality=seen.need.locality.value,

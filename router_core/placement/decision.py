@@ -5,7 +5,6 @@ only the rows its record shows, never a whole fleet. Refuses to decide anything 
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from operator import attrgetter
 
 from msgspec import Struct
@@ -33,7 +32,7 @@ from router_core.placement.sift import Exclusion
 from router_core.placement.spill import price_of
 from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
-from router_core.record.state import Capability, Dialect
+from router_core.record.spelling import capability_names, dialect_name
 
 EXCLUDED_KEPT = 64
 ALTERNATIVES = 3
@@ -43,9 +42,9 @@ _SCORE = attrgetter("score")
 class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     """What the record of a decision is made of.
 
-    ``scored`` are the rows in the running, the chosen one (if any) first, then by score, and ``reserves`` those behind them: all if
-    the record is to be ``full``, else the best. ``excluded`` are the first of those left out. ``resolved`` is empty if
-    nobody offers the model.
+    ``scored`` are the rows in the running, the chosen one (if any) first, then by score, and ``reserves`` those behind
+    them: all if the record is to be ``full``, else the best. ``excluded`` are the first of those left out. ``resolved``
+    is empty if nobody offers the model.
     """
 
     request: PlacementRequest
@@ -75,10 +74,11 @@ class HoldTerms(Struct, frozen=True, gc=False, kw_only=True):
 class Decision(Struct, frozen=True, gc=False, kw_only=True):
     """The answer to one request.
 
-    ``chosen`` is set exactly if ``action`` is ``route``, ``route_cold`` or ``spill``. Else ``reason`` carries the status and,
-    if it asks to come back, ``retry_after_s`` when; ``hold`` the terms of a ``queue``. ``counts`` tells how many rows each
-    filter left out, ``hints`` what became of every hint. ``nearest`` holds offered names close to an absent one.
-    ``spill_on`` is whether requests of this class leave the mesh from now on, None if this one tells nothing about it.
+    ``chosen`` is set exactly if ``action`` is ``route``, ``route_cold`` or ``spill``. Else ``reason`` carries the
+    status and, if it asks to come back, ``retry_after_s`` when; ``hold`` the terms of a ``queue``. ``counts`` tells how
+    many rows each filter left out, ``hints`` what became of every hint. ``nearest`` holds offered names close to an
+    absent one. ``spill_on`` is whether requests of this class leave the mesh from now on, None if this one tells
+    nothing about it.
     """
 
     id: str
@@ -179,8 +179,8 @@ def _request_facts(seen: Evidence) -> RequestFacts:
         model_resolved=seen.resolved,
         digest=need.digest.hex() if need.digest is not None else None,
         match=need.match.value,
-        dialect=_dialect_name(need.dialect),
-        requires=_capability_names(need.inferred | need.explicit),
+        dialect=dialect_name(need.dialect),
+        requires=capability_names(need.inferred | need.explicit),
         stream=request.stream,
         prompt_tokens=need.prompt,
         output_tokens=need.output,
@@ -194,13 +194,3 @@ def _request_facts(seen: Evidence) -> RequestFacts:
         caller=request.caller,
         session=request.session.hex() if request.session is not None else None,
     )
-
-
-@lru_cache(maxsize=64)
-def _dialect_name(bits: int) -> str:
-    return (Dialect(bits).name or "unknown").lower()
-
-
-@lru_cache(maxsize=1024)
-def _capability_names(bits: int) -> tuple[str, ...]:
-    return tuple((cap.name or "").lower() for cap in Capability if cap & bits)

@@ -26,6 +26,7 @@ from router_core.placement.request import (
 )
 from router_core.placement.rows import Row
 from router_core.policy.placement import ClassTargets, PlacementPolicy
+from router_core.record.spelling import capability_names, dialect_name
 from router_core.record.state import Capability, Dialect
 
 _OPEN = 2
@@ -38,8 +39,8 @@ _EMBEDDINGS = int(Capability.EMBEDDINGS)
 class Need(Struct, frozen=True, gc=False, kw_only=True):
     """What is constant of one request while rows are judged. Tokens, bytes; ``until_ms`` on the boot clock.
 
-    ``digest`` is the one digest that counts as this model, None if none is known. ``match`` and
-    ``locality`` are the loosest that caller and operator both permit; ``share`` of an endpoint's room is open to the class.
+    ``digest`` is the one digest that counts as this model, None if none is known. ``match`` and ``locality`` are the
+    loosest that caller and operator both permit; ``share`` of an endpoint's room is open to the class.
     """
 
     dialect: int
@@ -91,7 +92,6 @@ def need_of(
             each = hints.expect_tokens
         if request.output_cap is not None:
             each = min(each, request.output_cap)
-    deadline_ms = hints.deadline_ms if hints.deadline_ms is not None else targets.deadline_ms
     return Need(
         dialect=dialect,
         inferred=int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
@@ -109,7 +109,7 @@ def need_of(
         output=each * max(1, request.choices),
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
         tpot_s=hints.slo_tpot_ms / 1000.0 if hints.slo_tpot_ms is not None else targets.tpot_s,
-        until_ms=request.arrival_ms + deadline_ms,
+        until_ms=until_ms_of(request, policy),
         share=targets.share,
         transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
         tried=request.tried,
@@ -121,6 +121,14 @@ def _match(asked: Match, dialect: int, policy: PlacementPolicy) -> Match:
     """``asked``, capped. Vectors of another model mean nothing beside those of the one asked for."""
     capped = asked.within(policy.match_cap)
     return capped.within(Match.QUANT) if dialect & _EMBEDS else capped
+
+
+def until_ms_of(request: PlacementRequest, policy: PlacementPolicy) -> int:
+    """Boot time after which ``request`` is dispatched no more: by its own deadline, else by that of its class."""
+    asked_ms = request.hints.deadline_ms
+    if asked_ms is None:
+        asked_ms = targets_of(request.hints.request_class, policy).deadline_ms
+    return request.arrival_ms + asked_ms
 
 
 def targets_of(request_class: RequestClass, policy: PlacementPolicy) -> ClassTargets:
@@ -227,8 +235,8 @@ def _large_enough(row: Row, hints: Hints) -> bool:
 
 def _missing(row: Row, need: Need) -> str:
     if not row.dialects & need.dialect:
-        return (Dialect(need.dialect).name or "dialect").lower()
+        return dialect_name(need.dialect)
     lacking = (row.cap_no & need.inferred) | (need.explicit & ~row.cap_yes)
     if lacking:
-        return ",".join((cap.name or "").lower() for cap in Capability if cap & lacking)
+        return ",".join(capability_names(lacking))
     return "size"

@@ -17,10 +17,11 @@ from router_core import limits
 from router_core.ids import parse_node_id, parse_node_name
 from router_core.placement.reasons import HintOutcome
 from router_core.placement.request import NO_HINTS, HintNote, Hints, Locality, Match, NodeRef, RequestClass
+from router_core.record.spelling import CAPABILITIES
 from router_core.record.state import Capability
 
 PREFIX: Final = "x-pairmesh-"
-TRANSPORT: Final = frozenset({"x-pairmesh-route", "x-pairmesh-state"})
+TRANSPORT: Final = frozenset({PREFIX + name for name in ("route", "state", "model", "length")})
 """Headers of the mesh itself: dropped when a client sends them, never hints."""
 NARROWING: Final = frozenset({"require", "locality"})
 """Hints that restrict the rows: malformed, they refuse the request."""
@@ -53,7 +54,6 @@ _LABEL = re.compile(r"([^\s,:=]{1,32}):([^\s,]{1,32})")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
-_CAPS = {cap.name.lower(): cap for cap in Capability if cap.name is not None}
 _CLASS_RANK = {RequestClass.BACKGROUND: 0, RequestClass.BATCH: 1, RequestClass.INTERACTIVE: 2}
 
 
@@ -240,8 +240,8 @@ def _require(_key: str, value: Any) -> dict[str, Any] | None:
             if parsed is None:
                 return None
             lists.setdefault(f"{'refuses' if negated else 'requires'}_{key}", []).append(parsed)
-        elif key == "cap" and not negated and text in _CAPS:
-            caps |= _CAPS[text]
+        elif key == "cap" and not negated and text in CAPABILITIES:
+            caps |= CAPABILITIES[text]
         else:
             return None
     fields: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}

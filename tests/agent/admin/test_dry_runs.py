@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.admin.questions import CAPABILITIES, DIALECTS, ExplainBody, read_body
+from agent.admin.questions import ExplainBody, read_body
 from agent.node.dry_run import DryRuns
 from router_core import limits
 from router_core.placement.reasons import Reason
 from router_core.placement.record import DecisionRecord
 from router_core.placement.request import Pin
 from router_core.placement.sessions import session_key
+from router_core.record.spelling import CAPABILITIES, DIALECTS
 from tests.agent.admin.daemon import CANARY, Daemon
 from tests.agent.node.rig import World, an_endpoint, key_of
 
