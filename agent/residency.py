@@ -42,7 +42,7 @@ from router_core.placement.residency.events import (
     Unload,
 )
 from router_core.placement.residency.machine import Residency as Machine
-from router_core.placement.residency.outlook import Room, Seen, outlook
+from router_core.placement.residency.outlook import Headroom, Seen, outlook
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
 
@@ -174,13 +174,13 @@ class ModelResidency:
             if status.identity is not None and status.identity.models_most is not None:
                 places[status.name] = status.identity.models_most
         self._activity.forget(entry.key for entry in seen)
-        room = Room(
+        headroom = Headroom(
             free_bytes=None if free_mib is None else free_mib * _MIB,
             reserve_bytes=reserve_mib * _MIB,
             places=places,
             level=self._sources.level(),
         )
-        self._handle(Looked(picture=outlook(fleet, seen, room, now)))
+        self._handle(Looked(picture=outlook(fleet, seen, headroom, now)))
 
     def _seen(self, status: EndpointStatus, of_gpus: bool, now: int) -> list[Seen]:
         """The models of one engine that it can be told to hold; ``of_gpus``: in a GPU's own memory."""

@@ -25,8 +25,8 @@ Look = Mapping[str, tuple[int, int, int, int]]
 
 
 class Reloading:
-    """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``; ``now`` is set to
-    have all files read."""
+    """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``; ``now`` is
+    set to have all files read."""
 
     def __init__(
         self,

@@ -231,8 +231,8 @@ class CancelUpstream(Action, frozen=True, gc=False, kw_only=True):
 
 
 class DoubtEndpoint(Action, frozen=True, gc=False, kw_only=True):
-    """A request sent to ``endpoint`` at ``since_ms`` got no byte in time: if nobody did since, none who waits there before
-    commit need wait on."""
+    """A request sent to ``endpoint`` at ``since_ms`` got no byte in time: if nobody did since, none who waits there
+    before commit need wait on."""
 
     endpoint: Endpoint
     since_ms: int

@@ -1,10 +1,10 @@
 """One request's life, from the parsed body to its one honest end.
 
 Owns: which attempt is current, when nothing more may be tried, how long to wait for room, the commit at the first body
-byte, every deadline before and after it. Rules: nothing reaches the client before ``Commit``; after it no attempt follows;
-each attempt ends in exactly one ``Outcome``; an event of an abandoned attempt changes nothing, so byte against
-abandon is one atomic claim, won by whichever is handled first. Refuses to know: sockets, bodies, dialects,
-how a target was chosen.
+byte, every deadline before and after it. Rules: nothing reaches the client before ``Commit``; after it no attempt
+follows; each attempt ends in exactly one ``Outcome``; an event of an abandoned attempt changes nothing, so byte against
+abandon is one atomic claim, won by whichever is handled first. Refuses to know: sockets, bodies, dialects, how a target
+was chosen.
 """
 
 from collections.abc import Callable

@@ -30,9 +30,9 @@ _factors = attrgetter("slo", "memory", "switch", "pressure", "speed", "spill")
 
 
 class Standing(Protocol):
-    """A scored row as the choice sees it. ``reserve`` says why it only backs up the others; ``fill`` is how many requests
-    are there for each it serves at a time; ``age_ms`` is that of its picture, ``period_ms`` how often a new one comes;
-    ``samples`` is how often it was tried from here, None if that is not told."""
+    """A scored row as the choice sees it. ``reserve`` says why it only backs up the others; ``fill`` is how many
+    requests are there for each it serves at a time; ``age_ms`` is that of its picture, ``period_ms`` how often a new
+    one comes; ``samples`` is how often it was tried from here, None if that is not told."""
 
     @property
     def key(self) -> Endpoint: ...
@@ -90,7 +90,8 @@ def choose(
     scored: Sequence[S], policy: PlacementPolicy, seed: bytes, capacity: Callable[[S], float]
 ) -> list[S]:
     """``scored`` by score, but the chosen one first; empty stays empty. The order they come in says nothing: rows of
-    equal score go by endpoint and model. ``capacity`` is what a row can sustain, in requests like this one per second."""
+    equal score go by endpoint and model. ``capacity`` is what a row can sustain, in requests like this one per
+    second."""
     by_score = _by_score(scored)
     if len(by_score) < 2:
         return by_score
@@ -102,8 +103,9 @@ def choose(
 
 
 def ranking(order: Sequence[S], policy: PlacementPolicy) -> list[tuple[S, str | None]]:
-    """Rows as ``choose`` ordered them, in the order in which they would be tried, each with the reason for which it left
-    the choice: ``veto``, ``cold``, ``dominated:<row>``, None if it did not. The first is the chosen one, come what may."""
+    """Rows as ``choose`` ordered them, in the order in which they would be tried, each with the reason for which it
+    left the choice: ``veto``, ``cold``, ``dominated:<row>``, None if it did not. The first is the chosen one, come what
+    may."""
     by_score = _by_score(order)
     field = _Field(by_score, policy)
     outs = {id(row): field.out(row) for row in by_score}

@@ -1,8 +1,9 @@
 """The view, profiles and policy folded into rows ready to be scored. Built per snapshot, never per request.
 
-A *row* is (endpoint, served model). Owns: the constants of each row, what may be kept from one snapshot to the next, the
-fleet-wide aggregates (herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount; nothing here changes
-after it was built except what ``live`` looks up and ``sifted`` remembers. Refuses to know requests.
+A *row* is (endpoint, served model). Owns: the constants of each row, what may be kept from one snapshot to the next,
+the fleet-wide aggregates (herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount;
+nothing here changes after it was built except what ``live`` looks up and ``sifted`` remembers. Refuses to know
+requests.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -72,8 +73,9 @@ class NoBreakers:
 
 
 class Live(Struct, frozen=True, kw_only=True):
-    """What this router knows beyond any snapshot: own work, breakers, whether requests may be held, endpoints that stopped
-    in mid-stream, and own models (endpoint, model) that are being unloaded."""
+    """What this router knows beyond any snapshot: own work, breakers, whether requests may be held, endpoints that
+    stopped in mid-stream, classes whose requests leave the mesh where they may, and own models (endpoint, model) that
+    are being unloaded."""
 
     ledger: Ledger
     breakers: Breaking = NoBreakers()

@@ -81,10 +81,8 @@ class Release(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Hold:
-    """The machine: ``handle`` events, perform the returned actions in order. It wants no waking by time; ``policy`` may be
-    replaced at any time."""
-
-    deadline: int | None = None
+    """The machine: ``handle`` events, perform the returned actions in order. It wants no waking by time; ``policy`` may
+    be replaced at any time."""
 
     def __init__(
         self,

@@ -44,10 +44,10 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     """One scored row, with all that the choice looked at.
 
     ``free``: the request would not have queued there; ``fill``: requests there for each it serves at a time;
-    ``period_ms``: how often its node tells its state; ``samples``: how often it was tried from here. ``adj`` is ``penalty`` (looser match, alias) less the policy's hint
-    bonus x ``hint`` and affinity bonus x ``affinity``, both in 0..1. ``out`` says why it left the choice: ``veto``,
-    ``dominated:<row>``, ``cold`` or ``backup``; where not all candidates are shown only ``backup`` is told.
-    ``price``: what it would cost outside the mesh, None within.
+    ``period_ms``: how often its node tells its state; ``samples``: how often it was tried from here. ``adj`` is
+    ``penalty`` (looser match, alias) less the policy's hint bonus x ``hint`` and affinity bonus x ``affinity``, both in
+    0..1. ``out`` says why it left the choice: ``veto``, ``dominated:<row>``, ``cold`` or ``backup``; where not all
+    candidates are shown only ``backup`` is told. ``price``: what it would cost outside the mesh, None within.
     """
 
     row: str

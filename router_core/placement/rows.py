@@ -52,12 +52,12 @@ ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
 class Row(Struct, frozen=True, gc=False, kw_only=True):
     """One served model at one endpoint: constants of the filters, the estimates and the factors.
 
-    ``key`` is ``<node_id>/<endpoint>``, ``label`` is ``@name/endpoint``: how people see it. ``down`` and ``backup`` say why it is out or only a reserve. Speeds are kept as
-    seconds per token; ``load_s`` is the time until the model could serve (0 if resident), ``reload_s`` that of loading
-    it with another context. ``base`` stands for the weights whatever their quantisation, ``family`` for what they descend
-    from. ``foreign`` counts requests at the engine that did not come through pairmesh,
-    ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size, ``samples`` how many answers own
-    experience with its speeds stands on.
+    ``key`` is ``<node_id>/<endpoint>``, ``label`` is ``@name/endpoint``: how people see it. ``down`` and ``backup`` say
+    why it is out or only a reserve. Speeds are kept as seconds per token; ``load_s`` is the time until the model could
+    serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
+    whatever their quantisation, ``family`` for what they descend from. ``foreign`` counts requests at the engine that
+    did not come through pairmesh, ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size,
+    ``samples`` how many answers own experience with its speeds stands on.
     """
 
     key: Endpoint

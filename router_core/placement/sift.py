@@ -1,8 +1,8 @@
 """Which rows of a model may serve one kind of request, as far as neither clock nor load moves that.
 
 Rules: filters up to pressure run once per snapshot and kind of request and are kept in the fleet, at most ``_KEPT``
-results of a snapshot; what hangs on more (terms, the own host alone, open breakers, own loads, another context) is judged
-anew for each request. Refuses to know how busy a row is.
+results of a snapshot; what hangs on more (terms, the own host alone, open breakers, own loads, another context) is
+judged anew for each request. Refuses to know how busy a row is.
 """
 
 import math
@@ -62,9 +62,9 @@ class Sifted(Struct, frozen=True, kw_only=True):
     """The rows of a model as one kind of request finds them, in the order of the fleet; ``resolved`` is None if it is no
     name at all.
 
-    ``group`` is the model's name in the profiles. ``costs`` are what an alias charges, ``looser`` the rows of other models
-    that may stand in. Of a large field, ``places`` tells where among the open rows an endpoint is, ``always`` where those
-    are that are scored however slow they look: the least pressed, and the own host's.
+    ``group`` is the model's name in the profiles. ``costs`` are what an alias charges, ``looser`` the rows of other
+    models that may stand in. Of a large field, ``places`` tells where among the open rows an endpoint is, ``always``
+    where those are that are scored however slow they look: the least pressed, and the own host's.
     """
 
     resolved: str | None

@@ -113,7 +113,8 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
 
 
 def _read_odd(body: bytes | bytearray) -> tuple[_Body, int] | None:
-    """A body in which some field is not of its type, without what is odd, and the size of messages that are no list; None without a model. Raises what a decoder raises."""
+    """A body in which some field is not of its type, without what is odd, and the size of messages that are no list;
+    None without a model. Raises what a decoder raises."""
     told = _odd_body(body)
     model = raws.text(told.model)
     if model is None:

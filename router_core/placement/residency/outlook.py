@@ -31,7 +31,7 @@ class Seen(Struct, frozen=True, gc=False, kw_only=True):
     keep: bool = False
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class Headroom(Struct, frozen=True, kw_only=True):
     """Memory that loads here go to, and what limits them. Fields as in ``Picture``."""
 
     free_bytes: int | None
@@ -40,7 +40,7 @@ class Room(Struct, frozen=True, kw_only=True):
     level: int | None
 
 
-def outlook(fleet: Fleet, seen: Iterable[Seen], room: Room, now: int) -> Picture:
+def outlook(fleet: Fleet, seen: Iterable[Seen], headroom: Headroom, now: int) -> Picture:
     """The picture at ``now``; models that the fleet does not offer here are left out."""
     rates = rates_of(fleet)
     models = []
@@ -51,10 +51,10 @@ def outlook(fleet: Fleet, seen: Iterable[Seen], room: Room, now: int) -> Picture
     local = fleet.live.ledger.local
     return Picture(
         models=tuple(models),
-        free_bytes=room.free_bytes,
-        reserve_bytes=room.reserve_bytes,
-        places=room.places,
-        level=room.level,
+        free_bytes=headroom.free_bytes,
+        reserve_bytes=headroom.reserve_bytes,
+        places=headroom.places,
+        level=headroom.level,
         is_idle=not any(model.busy for model in models)
         and not any(local.in_flight(endpoint) for endpoint in {model.key[0] for model in models}),
     )

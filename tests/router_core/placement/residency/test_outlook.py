@@ -9,7 +9,7 @@ from router_core.placement.decide import decide
 from router_core.placement.fleet import Live
 from router_core.placement.reasons import Reason
 from router_core.placement.residency.events import Held, Model, Picture
-from router_core.placement.residency.outlook import Room, Seen, outlook
+from router_core.placement.residency.outlook import Headroom, Seen, outlook
 from router_core.placement.rows import Row
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, Result
@@ -18,7 +18,7 @@ from router_core.record.state import Level
 from tests.support.fleets import GIB, ME, NOW, POLICY, a_fleet, a_ledger, a_request, a_row
 
 KEY = ("llamacpp", "tiny")
-ROOM = Room(free_bytes=8 * GIB, reserve_bytes=GIB, places={}, level=Level.NONE)
+ROOM = Headroom(free_bytes=8 * GIB, reserve_bytes=GIB, places={}, level=Level.NONE)
 
 
 def mine(**over: Any) -> Row:
