@@ -5,11 +5,11 @@ Reading changes nothing, and neither does asking. Every answer that is not the m
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agent.admin.guard import Refusal
 from agent.admin.ports import Decisions, DryRuns, Exposition, Status, VerbRefused, Verbs
@@ -45,7 +45,7 @@ class DecisionsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     action: Action | None = None
     reason: Reason | None = None
-    since: int | None = None
+    since: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     limit: int = DECISIONS_DEFAULT
 
 

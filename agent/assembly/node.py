@@ -19,7 +19,7 @@ from agent.effects.entropy import new_rng
 from agent.effects.tasks import Tasks
 from agent.identity.own import OwnIdentity
 from agent.node.dry_run import DryRuns
-from agent.node.endpoints import OwnEndpoints
+from agent.node.endpoints import OwnEndpoints, too_many
 from agent.node.measuring import LiveFigures
 from agent.node.picture import NodePicture
 from agent.node.recalling import Recalling
@@ -35,6 +35,7 @@ from agent.sampling.files import Roots
 from agent.settings.load import Settings
 from agent.settings.manifest import read_manifests
 from agent.store.folders import Folders
+from router_core import limits
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.membership import ViewChange
@@ -119,7 +120,7 @@ class Assembly:
             self.ground,
             self.placement,
             self.tasks,
-            read.manifests,
+            read.manifests[: limits.ENGINES],
             outside=self.mesh.outside,
             roots=self.roots,
             residency_policy=self.residency_policy,
@@ -138,7 +139,7 @@ class Assembly:
             now=self.reload,
             log=self.log,
         )
-        self.reloading.tell(manifest_faults(read))
+        self.reloading.tell([*manifest_faults(read), *map(too_many, read.manifests[limits.ENGINES :])])
 
     def _build_admin(self) -> None:
         placement, host, relay, clock = self.placement, self.host, self.relay, self.clock

@@ -66,8 +66,11 @@ def descent_of(path: Path) -> Descent:
 def _head(path: Path) -> bytes:
     """The first bytes of a regular file; nothing else is read, however it is named."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return b""
     with os.fdopen(fd, "rb") as file:
-        return file.read(HEAD) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        return file.read(HEAD)
 
 
 def _facts(head: bytes) -> Iterator[tuple[str, str | int]]:

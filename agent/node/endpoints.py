@@ -43,7 +43,7 @@ class OwnEndpoints:
                 continue
             old = self._watch.endpoints().get(name)
             if old is None and len(self._watch.endpoints()) >= limits.ENGINES:
-                faults.append(f"endpoints: {name}: more than {limits.ENGINES} endpoints")
+                faults.append(too_many(manifest))
                 continue
             if old is None or not _is_same(old, manifest, key):
                 await self._watch.adopt(manifest, key)
@@ -64,6 +64,11 @@ class OwnEndpoints:
 
     def _credential(self, manifest: Manifest) -> Credential | None:
         return Credential(self._read_credential(manifest.credential)) if manifest.credential else None
+
+
+def too_many(manifest: Manifest) -> str:
+    """In words, why ``manifest`` is not followed."""
+    return f"endpoints: {manifest.name}: more than {limits.ENGINES} endpoints"
 
 
 def _is_free(detected: EndpointStatus, manifests: Iterable[Manifest]) -> bool:

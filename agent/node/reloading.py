@@ -19,6 +19,8 @@ from router_core.policy.placement import PlacementPolicy
 
 POLL_S = 2.0
 ENDPOINTS = "endpoints"
+FAULTS_MOST = 64
+"""So many faults are told; each is a line of the log and of the status."""
 
 Look = Mapping[str, tuple[int, int, int, int]]
 """By path, what tells one version of a file from the next."""
@@ -89,6 +91,8 @@ class Reloading:
     def tell(self, faults: Iterable[str]) -> None:
         """Log what is newly wrong; ``faults`` is all there is."""
         found = tuple(dict.fromkeys(faults))
+        if len(found) > FAULTS_MOST:
+            found = (*found[:FAULTS_MOST], f"and {len(found) - FAULTS_MOST} more: see pairmesh config check")
         for fault in found:
             if fault not in self.faults:
                 self._log.error("config.refused", fault=fault)

@@ -5,6 +5,7 @@ fault yields no manifest. A fact that is not written is ``None``. The URL and th
 on this host. Nothing here opens a connection or resolves a name.
 """
 
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from agent.settings.reading import open_to_all
+from agent.settings.reading import open_to_all, regular
 from agent.settings.toml_table import Table
 from router_core import limits
 from router_core.record.spelling import CAPABILITIES, DIALECTS
@@ -153,25 +154,22 @@ def read_manifests(folder: Path) -> ManifestsRead:
         fault = ManifestFault(file="", key="", problem=f"unreadable folder: {error.strerror}")
         return ManifestsRead(manifests=(), faults=(fault,), listed=False)
     for path in paths:
+        shown = os.fsencode(path.name).decode("utf-8", "replace")
         try:
             if problems := open_to_all(folder, path):
-                faults += [ManifestFault(file=path.name, key="", problem=problem) for problem in problems]
+                faults += [ManifestFault(file=shown, key="", problem=problem) for problem in problems]
                 continue
-            if not path.is_file():
-                faults.append(ManifestFault(file=path.name, key="", problem="not a file"))
-                continue
-            with path.open("rb") as file:
-                raw = file.read(MANIFEST_BYTES + 1)
+            raw = regular(path, MANIFEST_BYTES + 1)
         except OSError as error:
-            faults.append(ManifestFault(file=path.name, key="", problem=f"unreadable: {error.strerror}"))
+            faults.append(ManifestFault(file=shown, key="", problem=f"unreadable: {error.strerror}"))
             continue
-        manifest, found = parse_manifest(raw, path.name)
+        manifest, found = parse_manifest(raw, shown)
         faults.extend(found)
         if manifest is None:
             continue
         if manifest.name in manifests:
             problem = f"{manifest.name!r} is taken by another manifest of this folder"
-            faults.append(ManifestFault(file=path.name, key="name", problem=problem))
+            faults.append(ManifestFault(file=shown, key="name", problem=problem))
             continue
         manifests[manifest.name] = manifest
     return ManifestsRead(manifests=tuple(manifests.values()), faults=tuple(faults))

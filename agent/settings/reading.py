@@ -4,6 +4,8 @@ Files are TOML, not writable by everybody, and bounded. Values come in layers, l
 remembers where it came from. Knows no key by name.
 """
 
+import errno
+import os
 import re
 import stat
 import tomllib
@@ -16,6 +18,8 @@ from agent.settings.fault import Fault, shown
 from agent.settings.values import WHOLE, Parse, Refuse, nearest
 
 FILE_BYTES: Final = 1024 * 1024
+GUESSED_FAULTS: Final = 16
+"""With so many faults before it nobody is told what a key may have been meant to be: guessing takes a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ class Layers:
             key = self._schema.by_path.get(path)
             if key is None:
                 known = (*self._schema.by_path, *self._schema.tables)
-                meant = nearest(path, known)
+                meant = nearest(path, known) if len(self.faults) < GUESSED_FAULTS else None
                 self.faults.append(Fault(file=source, key=path, problem="unknown key", nearest=meant))
                 continue
             before = len(self.faults)
@@ -139,16 +143,22 @@ def open_to_all(*places: Path) -> list[str]:
     ]
 
 
+def regular(path: Path, most: int) -> bytes:
+    """The first ``most`` bytes of a regular file. Raises ``OSError``; never waits, whatever else the path leads to."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a file")
+    with os.fdopen(fd, "rb") as file:
+        return file.read(most)
+
+
 def _bytes(folder: Path, name: str, faults: list[Fault]) -> bytes | None:
     path = folder / name
     try:
         for place in (folder, path):
             faults += [Fault(file=place.name, key="", problem=problem) for problem in open_to_all(place)]
-        if not path.is_file():
-            faults.append(Fault(file=name, key="", problem="not a file"))
-            return None
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES + 1)
+        raw = regular(path, FILE_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -61,10 +61,11 @@ def read_plain(path: Path, most: int) -> bytes:
 def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
     """Content and status of one and the same open file; never blocks on a pipe."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a regular file")
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is not a regular file")
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(f"{path} has more than {most} bytes")

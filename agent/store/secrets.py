@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from agent.settings.reading import regular
 from agent.store.folders import RefuseToStart
 
 SECRET_MOST: Final = 8_192
@@ -13,18 +14,19 @@ SECRET_MOST: Final = 8_192
 def read_secret(state: Path, name: str) -> str:
     """The secret called ``name``, without the whitespace around it.
 
-    Raises ``RefuseToStart``: ``credential_unreadable``, also if it is empty, too long or no ASCII.
+    Raises ``RefuseToStart``: ``credential_unreadable``, also if it is empty, too long or no printable ASCII.
     """
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = (Path(folder) if folder else state / "credentials") / name
     try:
-        with path.open("rb") as file:
-            raw = file.read(SECRET_MOST + 1)
+        raw = regular(path, SECRET_MOST + 1)
         secret = raw.decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         raise _unreadable(path, "cannot be read") from None
     if not secret or len(raw) > SECRET_MOST:
         raise _unreadable(path, "is empty" if not secret else f"is longer than {SECRET_MOST} bytes")
+    if not secret.isprintable():
+        raise _unreadable(path, "holds characters that no header can carry")
     return secret
 
 

@@ -3,6 +3,7 @@ request under way is lost by either."""
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -296,3 +297,66 @@ async def test_a_folder_that_cannot_be_read_takes_nothing_away(serving: Live) ->
     await wait_for(told, 10, "both faults")
     assert (await serving.own())["drains"] == []
     assert await serving.code() is None
+
+
+async def test_what_is_no_file_holds_up_neither_the_daemon_nor_its_end(serving: Live) -> None:
+    credentials = serving.node.state / "credentials"
+    credentials.mkdir(mode=0o700)
+    os.mkfifo(credentials / "pipe")
+    os.mkfifo(serving.node.config / "policy.toml")
+    os.mkfifo(serving.node.config / "endpoints" / "other.toml")
+    serving.manifest("keyed", 'credential = "pipe"\n')
+    serving.hang_up()
+
+    async def told() -> bool:
+        return len((await serving.own())["faults"]) == 3
+
+    await wait_for(told, 10, "three faults")
+    assert await serving.code() is None
+    (serving.node.config / "policy.toml").unlink()
+    serving.write("policy.toml", 'preset = "latency"')
+    serving.hang_up()
+    await serving.sees("the new policy", policy={"preset": "latency", "hash": LATENCY})
+    serving.daemon.process.terminate()
+    assert await asyncio.wait_for(serving.daemon.process.wait(), 15) == 0
+
+
+async def test_a_key_that_no_header_can_carry_is_told(serving: Live) -> None:
+    credentials = serving.node.state / "credentials"
+    credentials.mkdir(mode=0o700)
+    (credentials / "odd").write_text("one\r\ntwo")
+    serving.manifest("keyed", 'credential = "odd"\n')
+    serving.hang_up()
+
+    async def told() -> bool:
+        return any("no header can carry" in fault for fault in (await serving.own())["faults"])
+
+    await wait_for(told, 10, "the fault")
+
+
+async def test_a_heap_of_faults_is_told_in_part(serving: Live) -> None:
+    serving.write("policy.toml", "".join(f"key{number} = 1\n" for number in range(20_000)))
+    serving.hang_up()
+
+    async def told() -> bool:
+        return len((await serving.own())["faults"]) > 0
+
+    await wait_for(told, 10, "the faults")
+    faults = (await serving.own())["faults"]
+    assert len(faults) == 65
+    assert faults[-1] == "and 19936 more: see pairmesh config check"
+
+
+async def test_a_node_with_too_many_manifests_starts_and_says_so(tmp_path: Path) -> None:
+    node = Node(name="alone", ip="127.0.0.3", base=tmp_path / "n")
+    node.write_settings([])
+    for number in range(18):
+        (node.config / "endpoints" / f"e{number:02}.toml").write_text(
+            'engine = "openai"\nurl = "http://127.0.0.1:9"\n'
+        )
+    async with Supervised(node=node) as daemon:
+        await daemon.says("READY=1")
+        assert (await node.get("/v1/status"))["own"]["faults"] == [
+            "endpoints: e16: more than 16 endpoints",
+            "endpoints: e17: more than 16 endpoints",
+        ]

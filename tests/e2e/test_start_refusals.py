@@ -49,7 +49,7 @@ async def test_a_policy_that_is_none_is_refused_with_every_fault(node: Node) -> 
         assert fault in said
     (node.config / "policy.toml").unlink()
     (node.config / "policy.toml").mkdir()
-    assert "policy.toml: not a file" in await refusal(node)
+    assert "policy.toml: unreadable: not a file" in await refusal(node)
 
 
 async def test_a_port_in_use_names_the_key_to_change(node: Node) -> None:

@@ -62,6 +62,8 @@ async def test_decisions_are_filtered_and_bad_queries_refused(daemon: Daemon) ->
         "action=fly",
         "limit=1&limit=2",
         "since=",
+        "since=-1",
+        f"since={2**63}",
         "what=1",
         "%zz",
     ):

@@ -115,3 +115,9 @@ async def test_no_file_is_looked_at_for_an_engine_elsewhere(tmp_path: Path) -> N
     path.write_bytes(FULL)
     owned = OwnedModel(native_id="m", name="m")
     assert await WeightFiles(on_this_host=False).add_facts((owned,), {"m": path}) == [owned]
+
+
+def test_a_folder_in_a_files_place_leaves_nothing_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert descent_of(tmp_path) == Descent()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,6 +1,7 @@
 """Endpoint manifests: every key read, every fault reported at once."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -299,3 +300,15 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> N
     read = read_manifests(tmp_path / "endpoints")
     assert (read.listed, len(read.faults)) == (False, 1)
     assert read_manifests(tmp_path / "absent").listed
+
+
+def test_what_is_no_file_is_a_fault_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (fault,) = read_manifests(tmp_path).faults
+    assert str(fault) == "pipe.toml: unreadable: not a file"
+
+
+def test_a_file_name_that_is_no_text_is_told_in_text(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.toml")).write_text("x")
+    (fault,) = read_manifests(tmp_path).faults
+    assert str(fault).encode("utf-8").startswith("\ufffd.toml: not TOML".encode())

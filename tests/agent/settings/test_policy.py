@@ -133,7 +133,7 @@ def test_a_file_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused_and_waited_for_by_nobody(tmp_path: Path) -> None:
     (tmp_path / POLICY_FILE).mkdir()
     (fault,) = load_policy(tmp_path)
-    assert str(fault) == f"{POLICY_FILE}: not a file"
+    assert str(fault) == f"{POLICY_FILE}: unreadable: not a file"
     (tmp_path / POLICY_FILE).rmdir()
     os.mkfifo(tmp_path / POLICY_FILE, 0o600)
     assert load_policy(tmp_path) == (fault,)
@@ -197,3 +197,10 @@ def test_an_authority_that_counts_needs_a_place_on_this_host(tmp_path: Path) -> 
         tmp_path, '[authority]\nmode = "advisory"\nurl = "unix:/run/a.sock"\ncredential = "key"'
     ).policy
     assert (found.authority.socket, found.authority.credential) == ("/run/a.sock", "key")
+
+
+def test_only_the_first_unknown_keys_are_guessed_at(tmp_path: Path) -> None:
+    found = faults(tmp_path, "".join(f"prese{number} = 1\n" for number in range(500)))
+    assert len(found) == 500
+    assert {fault.nearest for fault in tuple(found.values())[:16]} == {"preset"}
+    assert {fault.nearest for fault in tuple(found.values())[16:]} == {None}

@@ -1,5 +1,7 @@
 """Secrets that settings name."""
 
+import os
+
 import pytest
 
 from agent.store.folders import RefuseToStart
@@ -35,6 +37,7 @@ def test_the_supervisors_folder_is_read_instead_where_there_is_one(tmp_path, fol
         (b"\xff", "cannot be read"),
         (b" \n", "is empty"),
         (b"x" * (SECRET_MOST + 1), "is longer than"),
+        (b"one\r\ntwo", "no header can carry"),
     ],
 )
 def test_a_secret_that_is_none_refuses_and_names_its_file(tmp_path, folder, held, why):
@@ -45,3 +48,9 @@ def test_a_secret_that_is_none_refuses_and_names_its_file(tmp_path, folder, held
     assert refused.value.reason == "credential_unreadable"
     assert str(folder / "token") in str(refused.value)
     assert "xxx" not in str(refused.value)
+
+
+def test_a_pipe_is_no_secret_and_never_waited_for(tmp_path, folder):
+    os.mkfifo(folder / "token")
+    with pytest.raises(RefuseToStart, match="cannot be read"):
+        read_secret(tmp_path, "token")
