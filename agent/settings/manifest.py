@@ -7,7 +7,6 @@ on this host. Nothing here opens a connection or resolves a name.
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from agent.settings.reading import open_to_all, regular
+from agent.settings.reading import open_to_all, regular, toml_of
 from agent.settings.toml_table import Table
 from router_core import limits
 from router_core.record.spelling import CAPABILITIES, DIALECTS
@@ -181,8 +180,8 @@ def parse_manifest(raw: bytes, file: str) -> tuple[Manifest | None, tuple[Manife
         problem = f"larger than {MANIFEST_BYTES} bytes"
         return None, (ManifestFault(file=file, key="", problem=problem),)
     try:
-        tree = tomllib.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        tree = toml_of(raw)
+    except ValueError as error:
         return None, (ManifestFault(file=file, key="", problem=f"not TOML: {error}"),)
     top = Table(tree)
     manifest = _manifest(top, file.removesuffix(".toml"))

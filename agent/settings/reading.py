@@ -18,6 +18,10 @@ from agent.settings.fault import Fault, shown
 from agent.settings.values import WHOLE, Parse, Refuse, nearest
 
 FILE_BYTES: Final = 1024 * 1024
+DEPTH_MOST: Final = 16
+"""So many tables and lists may lie in each other."""
+DOTS_MOST: Final = 256
+"""So many dots may stand in a line: each may open a table, and reading takes a time that grows with their square."""
 GUESSED_FAULTS: Final = 16
 """With so many faults before it nobody is told what a key may have been meant to be: guessing takes a while."""
 
@@ -120,18 +124,35 @@ def read(folder: Path, name: str, schema: Schema, faults: list[Fault]) -> dict[s
 def parse(raw: bytes, name: str, schema: Schema, faults: list[Fault]) -> dict[str, object]:
     """The keys of the text ``raw`` by dotted path; empty if it is none. Faults call it ``name``."""
     try:
-        tree = tomllib.loads(raw.decode("utf-8"))
+        tree = toml_of(raw)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         faults.append(Fault(file=f"{name}:{line}", key="", problem="not UTF-8"))
-        return {}
-    except RecursionError:
-        faults.append(Fault(file=name, key="", problem="nested too deeply"))
         return {}
     except ValueError as error:
         faults.append(_broken(name, str(error)))
         return {}
     return _flat(tree, "", name, schema, faults)
+
+
+def toml_of(raw: bytes) -> dict[str, Any]:
+    """The tree in the text ``raw``. Raises ``ValueError`` for what is no TOML, is nested too deeply, or holds a whole
+    number of more than the 64 bits that TOML promises: no program of ours could print it."""
+    if any(line.count(b".") > DOTS_MOST for line in raw.split(b"\n") if not line.lstrip().startswith(b"#")):
+        raise ValueError("nested too deeply")
+    try:
+        tree = tomllib.loads(raw.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    level: list[Any] = [tree]
+    for _ in range(DEPTH_MOST):
+        held = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+        if not all(-(2**63) <= value < 2**63 for value in held if isinstance(value, int)):
+            raise ValueError("a whole number of more than 64 bits")
+        level = [value for value in held if isinstance(value, dict | list)]
+        if not level:
+            return tree
+    raise ValueError("nested too deeply")
 
 
 def open_to_all(*places: Path) -> list[str]:

@@ -136,7 +136,16 @@ def test_a_file_that_is_not_utf8_gives_its_line(tmp_path: Path) -> None:
     assert (fault.file, fault.problem) == ("pairmesh.toml:2", "not UTF-8")
 
 
-@pytest.mark.parametrize("text", ["x = " + "[" * 5_000 + "]" * 5_000, "x = " + "9" * 5_000, "#" * 1_100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 5_000 + "]" * 5_000,
+        "x = " + "9" * 5_000,
+        "#" * 1_100_000,
+        "router = 0o" + "7" * 9_000,
+        "a." * 100_000 + "b = 1",
+    ],
+)
 def test_an_absurd_file_is_a_fault_not_a_crash(tmp_path: Path, text: str) -> None:
     (fault,) = check(write(tmp_path, text))
     assert fault.file.startswith(FILE)

@@ -241,7 +241,10 @@ def test_a_fault_reads_as_file_key_and_problem() -> None:
 
 
 Value = st.recursive(
-    st.booleans() | st.integers() | st.floats() | st.text(st.characters(max_codepoint=0x7E), max_size=5),
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(st.characters(max_codepoint=0x7E), max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.text(st.characters(max_codepoint=0x7E), max_size=3), inner, max_size=3)
@@ -275,7 +278,18 @@ def test_any_bytes_give_a_manifest_or_faults(raw: bytes) -> None:
     assert (manifest is None) == bool(faults)
 
 
-@pytest.mark.parametrize("text", ["x = " + "[" * 5_000 + "]" * 5_000, "x = " + "9" * 5_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 5_000 + "]" * 5_000,
+        "x = " + "9" * 5_000,
+        "slots = 0x" + "f" * 5_000,
+        "price_in = 1" + "0" * 400,
+        "[[models]]\nparams_b = -0x" + "f" * 300,
+        "a." * 20 + "b = 1",
+        "a." * 100_000 + "b = 1",
+    ],
+)
 def test_an_absurd_manifest_is_a_fault_and_no_crash(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.toml").write_text(text)
     (fault,) = read_manifests(tmp_path).faults

@@ -117,7 +117,16 @@ def test_a_policy_for_comparison_is_refused_with_the_place_where_it_runs(tmp_pat
 
 @pytest.mark.parametrize(
     "text",
-    ["preset = ", "weights = 3", "\0", "[weights]\nslo = nan", "[weights]\nslo = true", "x = " + "[" * 5_000],
+    [
+        "preset = ",
+        "weights = 3",
+        "\0",
+        "[weights]\nslo = nan",
+        "[weights]\nslo = true",
+        "x = " + "[" * 5_000,
+        "[weights]\nslo = 0x" + "f" * 5_000,
+        "weights.slo = {" + "b." * 30 + "c = 1}",
+    ],
 )
 def test_a_broken_file_is_a_fault_and_no_crash(tmp_path: Path, text: str) -> None:
     assert len(faults(tmp_path, text)) == 1
