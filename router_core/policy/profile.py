@@ -34,7 +34,6 @@ class ProfilePolicy:
     bandwidth_share: float = 0.6
     prompt_over_gen: float = 30.0
     load_bytes_per_s: float = 1.19 * 2**30
-    recent_load_gain: float = 1.6
     unknown_model_bytes: float = 5e9
     gen_most: float = 2_000.0
     prompt_most: float = 200_000.0

@@ -65,7 +65,6 @@ class Job(Struct, kw_only=True, eq=False):
     on_first: Callable[[], None]
     on_end: Callable[[], None]
     blocks: tuple[int, ...] = ()
-    queued_ms: int = 0
     started_ms: int | None = None
     first_ms: int | None = None
     cold: bool = False
@@ -115,7 +114,6 @@ class Engine:
         if self.frozen:
             return
         self._advance()
-        job.queued_ms = self._timeline.now
         self.queue.append(job)
         self._settle()
 

@@ -46,8 +46,8 @@ class WireSpec(Struct, frozen=True, gc=False, kw_only=True):
 class Ask(Struct, kw_only=True, eq=False):
     """One request on its way, and what became of it. Times are ms, None until reached. ``status`` 0: unanswered.
 
-    ``cold`` if it waited for a load, ``refusals`` by ingresses, ``dispatches`` all attempts, ``away`` if it was served
-    by another host than the client's.
+    ``cold`` if it waited for a load, ``refusals`` by ingresses, ``away`` if it was served by another host than the
+    client's.
     """
 
     number: int
@@ -59,7 +59,6 @@ class Ask(Struct, kw_only=True, eq=False):
     status: int = 0
     cold: bool = False
     refusals: int = 0
-    dispatches: int = 0
     retries: int = 0
 
     @property

@@ -168,7 +168,6 @@ class _Flight:
         )
         router.node.dispatched(choice.prefill_s + choice.decode_s, world.now)
         router.breakers.dispatched(choice.endpoint, world.now)
-        self._ask.dispatches += 1
         est = choice.est
         target = ev.Target(
             endpoint=choice.endpoint,

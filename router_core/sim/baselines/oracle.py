@@ -25,7 +25,6 @@ class Oracle:
             for node in self._world.nodes
         ]
         ask.node = ends.index(min(ends))
-        ask.dispatches = 1
         job = Job(
             model=arrival.model,
             prompt=arrival.prompt,

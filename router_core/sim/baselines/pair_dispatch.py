@@ -130,7 +130,6 @@ class _PairFlight:
         world = self._world
         for action in actions:
             if isinstance(action, px.Dial):
-                self._ask.dispatches += 1
                 place = self._dispatch.place[action.node]
                 delay_ms = self._delay(place)
                 world.timeline.after(2 * delay_ms, partial(self._connected, action.attempt))
