@@ -8,7 +8,7 @@ Rules: never more requests or bytes than the bounds; one release is out at a tim
 to know what a place is, and clocks: how long a request may wait is kept where its life is kept.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Set
 from math import ceil
 from typing import Final
 
@@ -97,6 +97,7 @@ class Hold:
         self._held: dict[int, Waiting] = {}
         self._turns = tuple(_Turns() for _ in _RANKS)
         self._without_place: set[Hashable] = set()
+        self._lines: tuple[dict[str, list[Waiting]], ...] | None = None
         self._released: tuple[int, int] | None = None
         self._more_news = False
         self.body_bytes = 0
@@ -131,12 +132,14 @@ class Hold:
             raise LocalMisuse(f"request {waiting.ticket} cannot be held: no room, or held already")
         self._held[waiting.ticket] = waiting
         self.body_bytes += waiting.body_bytes
+        self._lines = None
 
     def _look(self, now: int) -> list[Release]:
         if self._released is not None:
             self._more_news = True
             return []
         self._without_place.clear()
+        self._lines = None
         return self._release(now)
 
     def _stay(self, ticket: int, now: int) -> list[Release]:
@@ -151,6 +154,7 @@ class Hold:
         if waiting is None:
             return []
         self.body_bytes -= waiting.body_bytes
+        self._lines = None
         if self._released is None or self._released[0] != ticket:
             return []
         self._turns[self._released[1]].charge(waiting.caller, waiting.seconds)
@@ -165,23 +169,31 @@ class Hold:
 
     def _release(self, now: int) -> list[Release]:
         """Whoever is next among those whose kind may still find a place."""
-        ranked: tuple[dict[str, Waiting], ...] = tuple({} for _ in _RANKS)
-        present: tuple[set[str], ...] = tuple(set() for _ in _RANKS)
-        for waiting in self._held.values():
-            rank = self._rank(waiting, now)
-            present[rank].add(waiting.caller)
-            if waiting.kind not in self._without_place:
-                first = ranked[rank].get(waiting.caller)
-                if first is None or _is_before(waiting, first):
-                    ranked[rank][waiting.caller] = waiting
-        for turns, callers in zip(self._turns, present, strict=True):
-            turns.keep(callers)
-        for rank, heads in enumerate(ranked):
+        for rank, line in enumerate(self._lines or self._line_up(now)):
+            heads = {
+                caller: head for caller, queue in line.items() if (head := self._head(queue)) is not None
+            }
             if heads:
                 ticket = self._turns[rank].next_of(heads, self.policy.hold_quantum_s).ticket
                 self._released = ticket, rank
                 return [Release(ticket=ticket)]
         return []
+
+    def _line_up(self, now: int) -> tuple[dict[str, list[Waiting]], ...]:
+        """Who waits, by class and caller, in each line the first one last: kept for as long as all just stay."""
+        lines: tuple[dict[str, list[Waiting]], ...] = tuple({} for _ in _RANKS)
+        for waiting in sorted(self._held.values(), key=_urgency, reverse=True):
+            lines[self._rank(waiting, now)].setdefault(waiting.caller, []).append(waiting)
+        for turns, line in zip(self._turns, lines, strict=True):
+            turns.keep(line.keys())
+        self._lines = lines
+        return lines
+
+    def _head(self, line: list[Waiting]) -> Waiting | None:
+        """The first of a line whose kind may still find a place; who stands before it is out of it."""
+        while line and line[-1].kind in self._without_place:
+            line.pop()
+        return line[-1] if line else None
 
     def _rank(self, waiting: Waiting, now: int) -> int:
         promotions = max(0, now - waiting.since_ms) // self.policy.hold_promote_ms
@@ -194,7 +206,7 @@ class _Turns:
     def __init__(self) -> None:
         self._credit_s: dict[str, float] = {}
 
-    def keep(self, callers: set[str]) -> None:
+    def keep(self, callers: Set[str]) -> None:
         """Only ``callers`` have anything waiting; who has not loses its credit and its turn."""
         for gone in self._credit_s.keys() - callers:
             del self._credit_s[gone]
@@ -220,8 +232,8 @@ class _Turns:
             self._credit_s[caller] -= seconds
 
 
-def _is_before(one: Waiting, other: Waiting) -> bool:
-    return (one.deadline_ms, one.since_ms, one.ticket) < (other.deadline_ms, other.since_ms, other.ticket)
+def _urgency(waiting: Waiting) -> tuple[int, int, int]:
+    return waiting.deadline_ms, waiting.since_ms, waiting.ticket
 
 
 def waiting_of(request: PlacementRequest, terms: HoldTerms, ticket: int) -> Waiting:

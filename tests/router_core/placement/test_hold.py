@@ -71,6 +71,26 @@ def test_who_found_no_place_keeps_its_turn_and_its_kind_is_not_asked_before_othe
     assert released(hold.handle(NewsCame(), 0)) == [1]
 
 
+class Kind:
+    """A kind like no other; all kinds together count how often one is looked up."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Kind.looks += 1
+        return id(self)
+
+
+def test_news_for_nobody_cost_a_few_looks_for_each_who_waits():
+    hold = held(*(waiting(ticket, kind=Kind()) for ticket in range(200)))
+    asked, actions = [], hold.handle(NewsCame(), 0)
+    while actions:
+        asked += released(actions)
+        actions = hold.handle(Stayed(ticket=asked[-1]), 0)
+    assert asked == list(range(200))
+    assert Kind.looks <= 5 * 200
+
+
 def test_news_that_come_while_somebody_decides_are_not_lost():
     hold = held(waiting(1))
     hold.handle(NewsCame(), 0)
