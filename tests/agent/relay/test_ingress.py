@@ -34,6 +34,23 @@ async def test_an_admitted_request_is_asked_for_its_body_and_served(tmp_path: Pa
         peer.assert_idle()
 
 
+async def test_a_peers_hints_move_nothing_and_reach_no_engine(tmp_path: Path) -> None:
+    body = b'{"model":"m","pairmesh":{"require":"node=@elsewhere"},"messages":[]}'
+    async with Recorder() as up, ingress(tmp_path, up.port) as peer:
+        client = await peer.dial()
+        await client.send(
+            head(len(body), x_pairmesh_require="node=@elsewhere", x_pairmesh_prefer="@elsewhere")
+        )
+        assert (await client.head())[0] == 100
+        await client.send(chunked(body))
+        heard = await client.heard()
+        assert heard.status == 200
+        assert "x-pairmesh-hints" not in heard.headers
+        assert up.requests[0].body == b'{"model":"m","messages":[]}'
+        assert not [name for name, _ in up.requests[0].headers if name.startswith(b"x-pairmesh")]
+        client.close()
+
+
 @pytest.mark.threat("T29")
 @pytest.mark.parametrize(
     ("roles", "status"),
