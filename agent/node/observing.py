@@ -55,7 +55,14 @@ class Observing:
         self._timer: asyncio.TimerHandle | None = None
 
     def attempted(self, report: AttemptReport) -> None:
-        """One attempt ended. What it teaches depends on what the engine does now: that much is noted at once."""
+        """One attempt ended. A fault in its books is ours, and strikes no request."""
+        try:
+            self._attempted(report)
+        except Exception as exc:
+            self.failed("observing", exc)
+
+    def _attempted(self, report: AttemptReport) -> None:
+        """What an attempt teaches depends on what the engine does now: that much is noted at once."""
         lesson = self._learning.lesson_of(report) if report.is_work else None
         if report.outcome.result is Result.DONE:
             self._waiting.append((report, lesson))
@@ -140,7 +147,7 @@ class Observing:
         self._access.put(line)
 
     def failed(self, where: str, exc: BaseException) -> None:
-        """A fault of our own code; the request it struck was ended."""
+        """A fault of our own code; the request it struck, if any, was ended."""
         report_crash(self._log, "relay.failed", exc, place=where)
 
 

@@ -32,7 +32,7 @@ class Heard:
 
 
 class Watched:
-    def __init__(self) -> None:
+    def __init__(self, learning: Any = None) -> None:
         self.world = World()
         self.world.own(an_endpoint())
         self.engines, self.targets = Heard(), Heard()
@@ -41,10 +41,9 @@ class Watched:
         self.access: AccessLog = stream_access_log(self.out, self.world.clock)
         engines: Any = self.engines
         targets: Any = self.targets
-        learning: Any = Nothing()
         self.observing = Observing(
             placing=self.world.placing,
-            learning=learning,
+            learning=learning or Nothing(),
             engines=engines,
             targets=targets,
             metrics=self.metrics,
@@ -190,6 +189,24 @@ async def test_an_attempt_that_failed_is_noted_before_the_next_one_and_after_wha
     watched.observing.settle()
     (*_, record) = watched.world.kept.records
     assert [attempt.result for attempt in record.attempts] == ["reset", "done"]
+
+
+class Faulty:
+    """Learning with a fault of our own in it."""
+
+    def lesson_of(self, report: object) -> None:
+        raise KeyError
+
+
+@pytest.mark.parametrize("outcome", [an_outcome, failed])
+async def test_a_fault_in_the_books_of_an_attempt_is_told_and_strikes_no_request(outcome: Any) -> None:
+    watched = Watched(Faulty())
+    routed = watched.world.route(watched.world.ask())
+    watched.observing.attempted(a_report(routed, outcome(routed)))
+    watched.observing.answered(a_line(routed.decision_id))
+    watched.observing.settle()
+    assert [record.id for record in watched.world.kept.records] == [routed.decision_id]
+    assert any("relay.failed" in line for line in watched.world.lines)
 
 
 async def test_only_so_many_requests_wait_for_their_books() -> None:
