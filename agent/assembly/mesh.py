@@ -13,7 +13,7 @@ from agent.identity.keys import Ed25519Verifier, NodeKey
 from agent.identity.membership import Membership
 from agent.identity.tls import OwnFiles, TlsContexts
 from agent.mesh.addresses import AddressBook, AddressRules, Endpoint
-from agent.mesh.discovery import Discovery, own_addresses
+from agent.mesh.discovery import Discovery, interface_addresses, own_addresses
 from agent.mesh.driver import Driver, Told
 from agent.mesh.shelf import MeshShelf
 from agent.observe.instruments import Alarms
@@ -111,10 +111,10 @@ class MeshRooms:
         )
 
     def addresses(self) -> frozenset[IpAddress]:
-        """Every address that nodes of the mesh tell, and those this one listens on."""
+        """Every address that nodes of the mesh tell, and all of this host."""
         nodes = self._board.current.nodes.values()
         told = [addr.ip for node in nodes if node.static is not None for addr in node.static.addrs]
-        return self.rules.own | {ip_address(ip) for ip in told if len(ip) in (4, 16)}
+        return frozenset(interface_addresses()) | {ip_address(ip) for ip in told if len(ip) in (4, 16)}
 
     def told_addresses(self, node_id: NodeId, addresses: tuple[Address, ...]) -> None:
         """``node_id`` can be dialled there, as its member file or its operator says."""

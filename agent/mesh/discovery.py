@@ -52,7 +52,7 @@ def own_addresses(listen: Listen) -> tuple[IpAddress, ...]:
     """
     if listen.ip is not None and not listen.ip.is_unspecified:
         return (listen.ip,)
-    found = [ip for ip in _interface_addresses() if not ip.is_loopback and not ip.is_link_local]
+    found = [ip for ip in interface_addresses() if not ip.is_loopback and not ip.is_link_local]
     versions = (4, 6) if listen.ip is None else (listen.ip.version,)
     return tuple(dict.fromkeys(ip for ip in found if ip.version in versions))[: limits.ADDRESSES]
 
@@ -62,7 +62,8 @@ def announced_addresses(listen: Listen) -> tuple[IpAddress, ...]:
     return () if listen.loopback else own_addresses(listen)
 
 
-def _interface_addresses() -> list[IpAddress]:
+def interface_addresses() -> list[IpAddress]:
+    """Every address of this host, as it is now."""
     found: list[IpAddress] = []
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from agent.assembly.node import Assembly
 from agent.effects.clock import SystemClock
 from agent.identity.own import load_identity
+from agent.mesh.discovery import interface_addresses
 from agent.observe.log import Log
 from agent.settings.load import Settings, load
 from agent.store.folders import Folders
@@ -72,3 +74,9 @@ async def test_a_fault_that_was_made_good_costs_later_decisions_nothing(node: As
     node.placement.breakers.failed(row.key, node.clock.boot_ms())
     node.placement.breakers.succeeded(row.key, node.clock.boot_ms())
     assert finds_what_the_last_one_found(node)
+
+
+async def test_no_address_of_this_host_is_outside_wherever_the_node_listens(node: Assembly) -> None:
+    assert node.settings.mesh.listen.ip == ip_address("127.0.0.1")
+    assert not [address for address in interface_addresses() if node.mesh.outside(address)]
+    assert node.mesh.outside(ip_address("203.0.113.9"))
