@@ -111,7 +111,8 @@ class Link:
 
     def abort(self) -> None:
         """Cut the connection now; the owner notices and ends."""
-        self._transport.abort()
+        with contextlib.suppress(AttributeError):  # asyncio of Python 3.11.2: a TLS transport closed twice
+            self._transport.abort()
         self._read_on.set()
 
     async def run(self, ears: LinkEars) -> None:

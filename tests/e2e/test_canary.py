@@ -123,7 +123,8 @@ async def send_raw(ip: str, port: int, data: bytes) -> bytes:
     with contextlib.suppress(ConnectionError, TimeoutError):
         writer.write(data)
         await writer.drain()
-        writer.write_eof()
+        with contextlib.suppress(OSError):  # asyncio of Python 3.11.2 minds that the other end has gone
+            writer.write_eof()
         async with asyncio.timeout(10):
             reply = await reader.read()
     writer.close()

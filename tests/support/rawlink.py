@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import ssl
 import struct
 from types import TracebackType
@@ -39,7 +40,8 @@ class RawLink:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.writer.transport.abort()
+        with contextlib.suppress(AttributeError):  # asyncio of Python 3.11.2: a TLS transport closed twice
+            self.writer.transport.abort()
 
     async def ask(
         self, path: str = "/mesh/v1/link", protocol: str = "pairmesh.v1", method: str = "GET"

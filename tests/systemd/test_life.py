@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -123,6 +125,16 @@ async def test_connections_that_nobody_accepts_stop_the_pings(node: Node) -> Non
             assert not [ping for ping in daemon.said(PING) if ping > stale_at]
 
 
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """As many as this user may have: a crowd takes more than a login shell allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("descriptors")
 async def test_more_clients_than_are_let_in_do_not_look_like_a_stuck_listener(node: Node) -> None:
     node.entry = entry("hasty")
     async with Supervised(node=node) as daemon, contextlib.AsyncExitStack() as crowd:
