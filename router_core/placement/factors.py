@@ -5,46 +5,31 @@ distribution at scale 1.702 (Bowling et al., 2009). Rules: correlated inputs are
 factor is in 0..1 for any input.
 """
 
-import math
+from math import exp, inf, log
 
 from router_core.placement.eligibility import Need
 from router_core.placement.rows import Row
 
 _NORMAL = 1.702
 _SPREAD_ABOVE = 0.3
-
-
-def risk(predicted: float, target: float, spread: float) -> float:
-    """Chance that a quantity predicted as ``predicted`` with relative ``spread`` exceeds ``target``.
-
-    Above the target the spread is fixed, so that a vague estimate never excuses a late row.
-    """
-    return _tail(_deviation(predicted, target, spread))
+"""Above its target a time has a fixed spread, so that a vague estimate never excuses a late row."""
+_CERTAIN = 20.0
 
 
 def slo_cost(row: Row, need: Need, ttft: float, spread: float, tpot: float) -> float:
     """Chance that the row misses a target or fails, with ``ttft`` as its time to first token and ``tpot`` as that per
     token, which counts only if a pace was asked and something is generated."""
-    worst = _deviation(ttft, need.ttft_s, spread)
-    target = need.tpot_s
-    if target is not None and need.output:
-        pace = _deviation(tpot, target, row.s_gen)
+    target = need.ttft_s
+    worst = log(ttft / target) / (spread if ttft <= target else _SPREAD_ABOVE) if ttft > 0.0 else -inf
+    goal = need.tpot_s
+    if goal is not None and tpot > 0.0 and need.output:
+        pace = log(tpot / goal) / (row.s_gen if tpot <= goal else _SPREAD_ABOVE)
         if pace > worst:
             worst = pace
-    return 1.0 - (1.0 - _tail(worst)) * row.success
-
-
-def _deviation(predicted: float, target: float, spread: float) -> float:
-    """By how many spreads ``predicted`` is above ``target``, in logs."""
-    if predicted > target:
-        return math.log(predicted / target) / _SPREAD_ABOVE
-    return math.log(predicted / target) / spread if predicted > 0.0 else -math.inf
-
-
-def _tail(deviation: float) -> float:
-    if deviation > 20.0:
+    if worst > _CERTAIN:
         return 1.0
-    return 0.0 if deviation < -20.0 else 1.0 / (1.0 + math.exp(-_NORMAL * deviation))
+    kept = 1.0 if worst < -_CERTAIN else 1.0 - 1.0 / (1.0 + exp(-_NORMAL * worst))
+    return 1.0 - kept * row.success
 
 
 def speed_cost(ect: float, least: float) -> float:
