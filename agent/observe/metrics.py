@@ -86,27 +86,6 @@ class Counter:
         yield gauge_family(self.name, self.text, self._cells.labels, values, Shape.COUNTER)
 
 
-class Gauge:
-    """A number that is; ``set(None, ...)`` makes it unknown and its series disappear."""
-
-    def __init__(self, name: str, text: str, labels: Labels = ()) -> None:
-        self.name, self.text, self._cap = _checked(name, labels), text, _Cap(labels)
-        self._values: dict[Labels, Number] = {}
-
-    def set(self, value: Number | None, *labels: str) -> None:
-        key = self._cap.fit(labels)
-        if value is None:
-            self._values.pop(key, None)
-        else:
-            self._values[key] = value
-
-    def value(self, *labels: str) -> Number | None:
-        return self._values.get(labels)
-
-    def collect(self) -> Iterable[Family]:
-        yield gauge_family(self.name, self.text, self._cap.labels, self._values)
-
-
 class Histogram:
     """Counts per upper bound, their sum and number; ``bounds`` rise and end below infinity."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.observe.metrics import Counter, Family, Gauge, Histogram, Registry, Shape, gauge_family
+from agent.observe.metrics import Counter, Family, Histogram, Registry, Shape, gauge_family
 from router_core import limits
 from router_core.errors import LocalMisuse
 
@@ -35,14 +35,6 @@ def test_a_counter_starts_at_nothing_and_only_shows_what_was_counted() -> None:
         "# TYPE pairmesh_decisions_total counter",
         'pairmesh_decisions_total{action="route",reason="native"} 3',
     ]
-
-
-def test_an_unknown_gauge_has_no_series() -> None:
-    level = Gauge("pairmesh_pressure_level", "Level.", ("resource",))
-    level.set(2, "vram")
-    level.set(0, "cpu")
-    level.set(None, "vram")
-    assert rendered(level)[2:] == ['pairmesh_pressure_level{resource="cpu"} 0']
 
 
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from router_core.exchange.silence import Silence
 from router_core.ids import NodeName
 from router_core.placement.request import Endpoint
-from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import (
     EngineFacts,
     EngineLoad,
@@ -19,13 +18,13 @@ from router_core.record.state import (
     Level,
     ModelState,
     ResidentModel,
-    Role,
     Static,
     Volatile,
 )
 from router_core.view.cluster import NodeView
 from router_core.view.fold import empty, fold
-from tests.support.fleets import ME, id32
+from tests.support.cluster_views import a_change, a_member
+from tests.support.fleets import ME
 
 HERE: Endpoint = "node/engine"
 ELSEWHERE: Endpoint = "node/other"
@@ -73,21 +72,8 @@ def a_node(taken_ms: int, util: int | None, external: int | None = None, **over:
         engines=(EngineLoad(),),
         residents=over.get("residents", ()),
     )
-    identity = id32("node")
-    member = Member(id32=identity, der=b"", roles=int(Role.NODE), admission=1, name=NodeName("node"))
-    change = ViewChange(
-        origin=member.id16,
-        state=Liveness.FRESH,
-        confirmed=True,
-        epoch=1,
-        inst=1,
-        seq=1,
-        mono_ms=taken_ms,
-        base_ms=0,
-        due_ms=2_000,
-        volatile=volatile,
-        static=static,
-    )
+    member = a_member("node")
+    change = a_change("node", mono_ms=taken_ms, volatile=volatile, static=static)
     view = fold(empty(ME, NodeName("me")), [change], {member.id16: member}, taken_ms)
     return view.nodes[member.id16]
 
