@@ -107,7 +107,8 @@ class DrainDoc(Struct, frozen=True, kw_only=True):
 class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
-    so the view of them has stopped."""
+    so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
+    cannot be told, so that nobody is offered them."""
 
     name: str
     id: str
@@ -122,6 +123,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     isolated: bool = False
     policy: PolicyDoc | None = None
     drains: tuple[DrainDoc, ...] = ()
+    unfit_names: dict[str, int] = {}
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):

@@ -176,6 +176,7 @@ class Assembly:
                     faults=lambda: (*self.faults, *self.reloading.faults),
                     policy=lambda: placement.fleet().policy,
                     drains=host.drains.docs,
+                    endpoints=host.engines.endpoints,
                     clock=clock,
                 ),
                 decisions=Recalling(placement.placing, self.journal, relay.observing.settle),

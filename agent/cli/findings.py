@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.admin.documents import MemberDoc, StatusDoc
+from agent.cli.nodes import unfit
 
 WALL_LEAST_MS: Final = 1_704_067_200_000
 CLOCK_DRIFT_MS: Final = 60_000
@@ -35,6 +36,11 @@ _LINK_FAULTS: Final = {
     "dup_identity": "sees this node's id in use twice",
 }
 """By how a dial ended or what a BYE said; others are no fault of anybody."""
+
+_FIT_NAMES: Final = (
+    "give each a [[models]] in the manifest, with upstream_name as the engine spells it and a name of at most 128 of "
+    "A-Z a-z 0-9 . _ : / @ + -, starting with a letter or digit"
+)
 
 
 class Health(Enum):
@@ -135,6 +141,8 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
         yield odd(
             "engines", "none: write endpoints/NAME.toml in the config folder, or start an engine it can find"
         )
+    for name, how_many in status.own.unfit_names.items():
+        yield odd("engines", f"{unfit(name, how_many)}: {_FIT_NAMES}")
     for engine in own.engines:
         if engine.state == "ready":
             models = f"{len(engine.models)} model{'' if len(engine.models) == 1 else 's'}"

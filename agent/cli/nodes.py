@@ -27,9 +27,17 @@ def status_text(status: StatusDoc) -> str:
     ]
     if own.drains:
         lines += ["", *(said(drain) for drain in own.drains)]
+    if own.unfit_names:
+        lines += ["", *(unfit(name, how_many) for name, how_many in own.unfit_names.items())]
     if own.faults:
         lines += ["", *(f"fault: {fault}" for fault in own.faults)]
     return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def unfit(endpoint: str, how_many: int) -> str:
+    """One line about models of an endpoint that nobody is offered."""
+    models = "1 model whose name is" if how_many == 1 else f"{how_many:,} models whose names are"
+    return f"{endpoint} has {models} unfit to be offered"
 
 
 def nodes_table(members: Sequence[MemberDoc]) -> list[str]:

@@ -17,6 +17,7 @@ from agent.admin.documents import (
 )
 from agent.board import Board
 from agent.effects.clock import Clock
+from agent.engines.contract import EndpointStatus
 from agent.identity.membership import Membership
 from router_core.mesh.picture import Picture
 from router_core.policy.placement import PlacementPolicy
@@ -36,6 +37,7 @@ class NodePicture:
         faults: Callable[[], tuple[str, ...]],
         policy: Callable[[], PlacementPolicy],
         drains: Callable[[], tuple[DrainDoc, ...]],
+        endpoints: Callable[[], Mapping[str, EndpointStatus]],
         clock: Clock,
     ) -> None:
         self._membership = membership
@@ -45,6 +47,7 @@ class NodePicture:
         self._faults = faults
         self._policy = policy
         self._drains = drains
+        self._endpoints = endpoints
         self._clock = clock
         self._began_ms = clock.boot_ms()
 
@@ -72,6 +75,11 @@ class NodePicture:
                 isolated=mesh.lonely,
                 policy=PolicyDoc(preset=policy.name, hash=policy.hash),
                 drains=self._drains(),
+                unfit_names={
+                    name: status.unfit_names
+                    for name, status in self._endpoints().items()
+                    if status.unfit_names
+                },
             ),
             members=members_of(self._board.current, tuple(membership.members.values()), links, now),
         )

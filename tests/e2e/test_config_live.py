@@ -182,6 +182,17 @@ async def test_a_bad_manifest_disables_its_endpoint_alone(serving: Live) -> None
     assert (await serving.own())["faults"] == []
 
 
+async def test_models_that_cannot_be_offered_are_counted_and_never_spelled(serving: Live) -> None:
+    serving.engine.scripts |= dict.fromkeys(("two words", "../up"), serving.engine.scripts["quick"])
+    serving.manifest(more="slots = 3\n")
+    serving.hang_up()
+    await serving.sees("the count", unfit_names={"engine": 2})
+    for verb in ("status", "doctor"):
+        said = (await serving.node.cli(verb))[1]
+        assert "engine has 2 models whose names are unfit to be offered" in said
+        assert "two words" not in said
+
+
 async def test_a_manifest_whose_key_cannot_be_read_is_told_and_no_more(serving: Live) -> None:
     serving.manifest("keyed", 'credential = "absent"\n')
     serving.hang_up()

@@ -89,6 +89,14 @@ def test_engines_that_are_down_or_empty_or_missing_are_named() -> None:
     assert "none: write endpoints" in said(list(findings.own_node(with_members(engines=()))), Health.ODD)
 
 
+def test_models_that_nobody_is_offered_are_counted_and_what_to_do_is_said() -> None:
+    made = status()
+    found = list(findings.own_node(replace(made, own=replace(made.own, unfit_names={"a": 1, "b": 1_200}))))
+    one, many = said(found, Health.ODD).splitlines()
+    assert one.startswith("a has 1 model whose name is unfit to be offered: give each a [[models]]")
+    assert many.startswith("b has 1,200 models whose names are unfit to be offered: ")
+
+
 def test_own_flags_and_faults_are_said() -> None:
     made = with_members(flags=("lonely",))
     made = replace(made, own=replace(made.own, faults=("roster_quarantined",)))
