@@ -107,8 +107,10 @@ class PlacementRooms:
         if policy.mode is AuthorityMode.OFF:
             return None
         ground = self._ground
-        token = ground.secret(policy.credential) if policy.credential is not None else None
         try:
+            token = ground.secret(policy.credential) if policy.credential is not None else None
             return Authority(policy, token=token, clock=ground.clock, log=ground.log)
         except LocalMisuse as misuse:
-            raise RefuseToStart("credential_unusable", f"{policy.credential}: {misuse}") from None
+            raise RefuseToStart(
+                "credential_unusable", f"policy.toml: authority.credential: {misuse}"
+            ) from None

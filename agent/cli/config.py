@@ -11,9 +11,9 @@ from agent.settings.load import FILE, Settings, check, load
 from agent.settings.manifest import read_manifests
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
 from agent.settings.policy_schema import POLICY_SCHEMA
-from agent.settings.reading import Written
+from agent.settings.reading import Schema, Written
 from agent.settings.schema import SCHEMA
-from agent.settings.show import show
+from agent.settings.show import is_hidden, show
 from agent.store.folders import Folders
 
 
@@ -47,7 +47,10 @@ def _show(as_json: bool) -> int:
         loaded = (settings, policy)
         return report(str(fault) for faults in loaded if isinstance(faults, tuple) for fault in faults)
     if as_json:
-        files = {FILE: _plain(settings.written), POLICY_FILE: _plain(policy.written)}
+        files = {
+            FILE: _plain(SCHEMA, settings.written),
+            POLICY_FILE: _plain(POLICY_SCHEMA, policy.written),
+        }
         print(json.dumps(files | {"policy_hash": policy.policy.hash}, indent=2))
     else:
         sys.stdout.write(f"# {FILE}\n{show(SCHEMA, settings.written)}")
@@ -57,8 +60,15 @@ def _show(as_json: bool) -> int:
     return Exit.OK
 
 
-def _plain(written: Mapping[str, Written]) -> dict[str, object]:
-    return {key: {"value": found.value, "source": found.source} for key, found in written.items()}
+def _plain(schema: Schema, written: Mapping[str, Written]) -> dict[str, object]:
+    """null for what is not shown."""
+    return {
+        path: {
+            "value": None if is_hidden(schema.by_path[path], found) else found.value,
+            "source": found.source,
+        }
+        for path, found in written.items()
+    }
 
 
 def _check(as_json: bool) -> int:

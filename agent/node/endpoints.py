@@ -38,7 +38,7 @@ class OwnEndpoints:
             try:
                 key = self._credential(manifest)
             except RefuseToStart as refused:
-                faults.append(f"endpoints: {name}: {refused}")
+                faults.append(f"endpoints: {name}: credential: {refused}")
                 self._leave(name)
                 continue
             old = self._watch.endpoints().get(name)

@@ -25,6 +25,7 @@ from router_core.record.state import U32_MAX, Capability, Dialect
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 MODEL_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
 LABEL_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,31}"
+HEADER_PATTERN = r"[A-Za-z0-9-]{1,64}\*?"
 CONNECT_MS = 2_000
 IDLE_MS = 300_000
 MANIFEST_BYTES = 256 * limits.KIB
@@ -202,13 +203,13 @@ def _manifest(top: Table, stem: str) -> Manifest:
         name=_name(top, stem),
         url=_url(top, remote=remote, cloud=cloud),
         engine=EngineKind(engine or EngineKind.OPENAI),
-        credential=top.text("credential", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"),
+        credential=top.file_name("credential"),
         dialects=_dialects(top),
         remote_host=remote,
         cloud=cloud,
         price_in=top.number("price_in") or 0.0,
         price_out=top.number("price_out") or 0.0,
-        pass_headers=tuple(h.lower() for h in top.texts("pass_headers", 16, r"[A-Za-z0-9-]{1,64}\*?")),
+        pass_headers=_headers(top),
         unit=top.text("unit", r"[^\s\0]{1,256}"),
         models=_models(top),
         slots=top.whole("slots", least=1, most=65_535),
@@ -243,8 +244,8 @@ def _url(top: Table, *, remote: bool, cloud: bool) -> EngineUrl:
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        top.fault("url", f"not a URL: {error}")
+    except ValueError:
+        top.fault("url", "not a URL")
         return nowhere
     allowed = ("http", "https") if cloud else ("http",)
     if parts.scheme not in allowed:
@@ -275,6 +276,16 @@ def _host_problem(host: str, *, remote: bool, cloud: bool) -> str | None:
     if not address.is_loopback and not remote:
         return f"host {host!r} is not a loopback address (needs remote_host)"
     return None
+
+
+def _headers(top: Table) -> tuple[str, ...]:
+    """Names; of one that is none no more than what may be one is told, as a value may be a key."""
+    found = top.texts("pass_headers", 16)
+    for index, name in enumerate(found):
+        if not re.fullmatch(HEADER_PATTERN, name):
+            told = name.partition(":")[0][:64]
+            top.fault(f"pass_headers[{index}]", f"{told!r} does not match {HEADER_PATTERN}")
+    return tuple(name.lower() for name in found)
 
 
 def _dialects(table: Table) -> Dialect | None:

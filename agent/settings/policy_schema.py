@@ -42,6 +42,8 @@ def _key(
     parse: Parse,
     meaning: str,
     show: Show = values.same,
+    *,
+    secret: bool = False,
 ) -> PolicyKey:
     return PolicyKey(
         path=path,
@@ -51,6 +53,7 @@ def _key(
         meaning=meaning,
         field=field,
         show=show,
+        secret=secret,
     )
 
 
@@ -185,7 +188,7 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _number("spill.privacy", 0, 10, "what leaving the mesh costs besides, 0.5 being 0.39", "spill_privacy"),
     _one_of("authority.mode", "authority.mode", AuthorityMode, "what an external program's answer is worth"),
     _key("authority.url", "authority.url", '"http://LOOPBACK-IP:PORT[/PATH]" or "unix:/PATH"', values.text, "where it answers"),
-    _key("authority.credential", "authority.credential", "file name", policy_values.credential, "the file that holds its key", policy_values.shown_credential),
+    _key("authority.credential", "authority.credential", "file name", policy_values.credential, "the file that holds its key", policy_values.shown_credential, secret=True),
     _key("realloc.enabled", "realloc_enabled", "true or false", values.switch, "load and unload models of this node's llama.cpp routers and Ollama servers by demand"),
 )  # fmt: skip
 

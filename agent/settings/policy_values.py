@@ -4,6 +4,7 @@ import re
 from enum import Enum
 from typing import Any, Final
 
+from agent.settings.toml_table import FILE_NAME
 from agent.settings.values import Refuse, nearest, number
 from router_core.placement.names import parse_model_name
 
@@ -100,10 +101,12 @@ def shown_member(value: Enum) -> object:
 
 def credential(written: object, refuse: Refuse) -> str | None:
     """The name of a file beside the other credentials; empty for none."""
-    if not isinstance(written, str) or not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})?", written):
+    if written == "":
+        return None
+    if not isinstance(written, str) or not re.fullmatch(FILE_NAME, written):
         refuse("not a file's name")
         return None
-    return written or None
+    return written
 
 
 def shown_credential(value: str | None) -> str:
@@ -116,7 +119,7 @@ def headers(written: object, refuse: Refuse) -> tuple[str, ...]:
     for item in _texts(written, refuse, "", HEADERS_MOST):
         name = item.lower()
         if not _HEADER.fullmatch(name):
-            refuse("not a header's name", value=item)
+            refuse("not a header's name", value=item.partition(":")[0])
         elif _NEVER_A_SESSION.fullmatch(name):
             refuse("may not name a session", value=item)
         found.append(name)

@@ -30,7 +30,8 @@ GUESSED_FAULTS: Final = 16
 class Key:
     """One key. ``default`` is written as in the file; None means that it is found out at start, as ``meaning``
     tells. ``parse`` turns the written value into the typed one. ``later``: the key of a feature this version lacks;
-    its default is accepted, anything else is refused, so nothing an operator writes is silently ignored."""
+    its default is accepted, anything else is refused, so nothing an operator writes is silently ignored. ``secret``:
+    what is written there is never told, as it may be a key where the name of its file belongs."""
 
     path: str
     takes: str
@@ -38,6 +39,7 @@ class Key:
     default: object
     meaning: str
     later: bool = False
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,8 @@ class Layers:
             parsed = key.parse(written, self._reporter(key, source, written))
             if key.later and written != key.default and len(self.faults) == before:
                 problem = "not available in this version"
-                self.faults.append(Fault(file=source, key=path, problem=problem, value=shown(written)))
+                told = None if key.secret else shown(written)
+                self.faults.append(Fault(file=source, key=path, problem=problem, value=told))
             self.written[path] = Written(value=written, source=source)
             self.values[path] = parsed
 
@@ -106,7 +109,7 @@ class Layers:
                     file=source,
                     key=f"{key.path}.{at}" if at else key.path,
                     problem=problem,
-                    value=None if offending is None else shown(offending),
+                    value=None if offending is None or key.secret else shown(offending),
                     allowed=allowed or key.takes,
                     nearest=meant,
                 )
@@ -214,6 +217,5 @@ def _flat(
         elif isinstance(value, dict):
             found |= _flat(value, f"{path}.", file, schema, faults)
         else:
-            fault = Fault(file=file, key=path, problem="not a table", value=shown(value), allowed=f"[{path}]")
-            faults.append(fault)
+            faults.append(Fault(file=file, key=path, problem="not a table", allowed=f"[{path}]"))
     return found

@@ -24,14 +24,28 @@ def _listen(path: str, default: str, meaning: str, parse: Parse = values.listen)
     return Key(path=path, takes=values.LISTEN, parse=parse, default=default, meaning=meaning)
 
 
-def _switch(path: str, default: bool, meaning: str, later: bool = False) -> Key:
+def _switch(path: str, default: bool, meaning: str, *, later: bool = False, secret: bool = False) -> Key:
     return Key(
-        path=path, takes="true or false", parse=values.switch, default=default, meaning=meaning, later=later
+        path=path,
+        takes="true or false",
+        parse=values.switch,
+        default=default,
+        meaning=meaning,
+        later=later,
+        secret=secret,
     )
 
 
-def _file(path: str, meaning: str) -> Key:
-    return Key(path=path, takes="file name", parse=values.text, default="", meaning=meaning, later=True)
+def _file(path: str, meaning: str, *, secret: bool = False) -> Key:
+    return Key(
+        path=path,
+        takes="file name",
+        parse=values.text,
+        default="",
+        meaning=meaning,
+        later=True,
+        secret=secret,
+    )
 
 
 KEYS: tuple[Key, ...] = (
@@ -58,9 +72,9 @@ KEYS: tuple[Key, ...] = (
         default=[],
         meaning="web origins that may call the API from a browser",
     ),
-    _switch("api.local_token", False, "demand an API key on loopback too", later=True),
+    _switch("api.local_token", False, "demand an API key on loopback too", later=True, secret=True),
     _file("api.tls_cert", "certificate of the API beyond loopback"),
-    _file("api.tls_key", "private key of that certificate"),
+    _file("api.tls_key", "private key of that certificate", secret=True),
     _switch("api.engine_admin", False, "pass on the engines' own administration routes", later=True),
     _listen("mesh.listen", ":7433", "links between nodes"),
     Key(

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from agent.settings.fault import toml
-from agent.settings.reading import Schema, Written
+from agent.settings.reading import Key, Schema, Written
 
 
 def show(schema: Schema, written: Mapping[str, Written]) -> str:
-    """Every setting in force as valid TOML that loads to the same settings, each with its source."""
+    """Every setting in force as valid TOML that loads to the same settings, each with its source; of one that may be
+    a secret only that it is set."""
     return "\n".join(_lines(schema, written)) + "\n"
 
 
@@ -20,7 +21,15 @@ def _lines(schema: Schema, written: Mapping[str, Written]) -> Iterator[str]:
             yield ""
             yield f"[{section}]"
         value = written[key.path]
-        yield f"{name} = {toml(value.value)}  # {value.source}"
+        if is_hidden(key, value):
+            yield f"# {name} is set  # {value.source}"
+        else:
+            yield f"{name} = {toml(value.value)}  # {value.source}"
+
+
+def is_hidden(key: Key, found: Written) -> bool:
+    """True if the value is not to be shown to anybody."""
+    return key.secret and found.value != key.default
 
 
 def reference(schema: Schema) -> str:

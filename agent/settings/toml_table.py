@@ -7,8 +7,10 @@ whoever sees ``faults`` must throw the result away.
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+FILE_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+"""Of a credential."""
 Faults = list[tuple[str, str]]
 """(dotted key, problem), in the order found."""
 
@@ -50,6 +52,14 @@ class Table:
         self.fault(key, f"{_shown(value)} does not match {pattern}")
         return None
 
+    def file_name(self, key: str) -> str | None:
+        """The name of a file that holds a secret. One that is none is not told: it may be the secret."""
+        value: str | None = self._take(key, str, "a string")
+        if value is None or re.fullmatch(FILE_NAME, value):
+            return value
+        self.fault(key, f"does not match {FILE_NAME}: it names the file that holds the key")
+        return None
+
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
         value: str | None = self._take(key, str, "a string")
         if value is None or value in choices:
@@ -87,7 +97,7 @@ class Table:
             elif pattern is not None and not re.fullmatch(pattern, value):
                 self.fault(place, f"{_shown(value)} does not match {pattern}")
             elif value in values[:index]:
-                self.fault(place, f"{_shown(value)} is listed twice")
+                self.fault(place, "is listed twice")
         return tuple(value for value in values if isinstance(value, str))
 
     def tables(self, key: str, most: int) -> "list[Table]":

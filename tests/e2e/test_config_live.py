@@ -194,13 +194,14 @@ async def test_models_that_cannot_be_offered_are_counted_and_never_spelled(servi
 
 
 async def test_a_manifest_whose_key_cannot_be_read_is_told_and_no_more(serving: Live) -> None:
-    serving.manifest("keyed", 'credential = "absent"\n')
+    serving.manifest("keyed", 'credential = "sk-absent"\n')
     serving.hang_up()
-
-    async def told() -> bool:
-        return any("keyed" in fault and "absent" in fault for fault in (await serving.own())["faults"])
-
-    await wait_for(told, 10, "the fault")
+    where = serving.node.state / "credentials"
+    await serving.sees(
+        "the fault",
+        faults=[f"endpoints: keyed: credential: the file that it names in {where} cannot be read"],
+    )
+    assert "sk-absent" not in serving.node.log.read_text(), "it may be the key itself"
     assert await serving.code() is None
 
 
