@@ -12,7 +12,7 @@ from agent.effects.tasks import Tasks
 from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside
-from agent.engines.watch import EngineWatch
+from agent.engines.watch import EngineWatch, KeyedManifest
 from agent.node.draining import Drains
 from agent.node.own_work import own_work
 from agent.node.speaking import Listeners, Sources, Speaking
@@ -27,7 +27,6 @@ from agent.sampling.nvml import NvmlClient, binding_file
 from agent.sampling.nvml_report import ProbeReport
 from agent.sampling.reader import HostReader
 from agent.sampling.report import SamplingReport
-from agent.settings.manifest import Manifest
 from router_core.policy.residency import ResidencyPolicy
 from router_core.pressure.samples import Sampled
 from router_core.pressure.wire import load_memory_mib, node_level
@@ -42,7 +41,7 @@ class HostRooms:
         ground: Ground,
         placement: PlacementRooms,
         tasks: Tasks,
-        manifests: Sequence[Manifest],
+        manifests: Sequence[KeyedManifest],
         *,
         outside: Outside,
         roots: Roots,
@@ -62,7 +61,6 @@ class HostRooms:
             rng=new_rng(),
             changed=self._engine_changed,
             failed=ground.failed,
-            read_credential=ground.secret,
             ports=LOOPBACK_PORTS if settings.autodetect else (),
             outside=outside,
         )

@@ -19,7 +19,7 @@ from agent.effects.entropy import new_rng
 from agent.effects.tasks import Tasks
 from agent.identity.own import OwnIdentity
 from agent.node.dry_run import DryRuns
-from agent.node.endpoints import OwnEndpoints, too_many
+from agent.node.endpoints import OwnEndpoints, keyed
 from agent.node.measuring import LiveFigures
 from agent.node.picture import NodePicture
 from agent.node.recalling import Recalling
@@ -35,7 +35,7 @@ from agent.sampling.files import Roots
 from agent.settings.load import Settings
 from agent.settings.manifest import read_manifests
 from agent.store.folders import Folders
-from router_core import limits
+from agent.store.secrets import secrets_folder
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.membership import ViewChange
@@ -116,11 +116,12 @@ class Assembly:
 
     def _build_host(self) -> None:
         read = read_manifests(self.folders.config / ENDPOINTS)
+        manifests, unfit = keyed(read.manifests, self.ground.secret)
         self.host = HostRooms(
             self.ground,
             self.placement,
             self.tasks,
-            read.manifests[: limits.ENGINES],
+            manifests,
             outside=self.mesh.outside,
             roots=self.roots,
             residency_policy=self.residency_policy,
@@ -131,6 +132,7 @@ class Assembly:
         )
         self.reloading = Reloading(
             self.folders.config,
+            secrets_folder(self.folders.state),
             current=lambda: self.placement.fleet().policy,
             swap=self._swap_policy,
             endpoints=OwnEndpoints(
@@ -139,7 +141,7 @@ class Assembly:
             now=self.reload,
             log=self.log,
         )
-        self.reloading.tell([*manifest_faults(read), *map(too_many, read.manifests[limits.ENGINES :])])
+        self.reloading.tell([*manifest_faults(read), *unfit])
 
     def _build_admin(self) -> None:
         placement, host, relay, clock = self.placement, self.host, self.relay, self.clock

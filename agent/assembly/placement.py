@@ -37,6 +37,7 @@ class PlacementRooms:
         self._ground = ground
         own, clock, name = ground.own, ground.clock, ground.settings.name
         self.policy = self._read_policy()
+        self._token = self._token_of(self.policy.authority)
         self.exchange_policy = ExchangePolicy()
         self.work = WatchedWork()
         self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
@@ -81,7 +82,7 @@ class PlacementRooms:
             clock=clock,
             journal=journal,
             metrics=self.decisions,
-            authority=self._authority(self.policy.authority),
+            authority=self._authority(self.policy.authority, self._token),
             demand=self.demand,
             spilling=spilling,
         )
@@ -91,9 +92,12 @@ class PlacementRooms:
         return self.viewing.fleet
 
     def adopt(self, policy: PlacementPolicy) -> None:
-        """Put ``policy`` in force, whole. Raises ``RefuseToStart`` and changes nothing if its authority cannot be had."""
-        if policy.authority != self.policy.authority:
-            self.placing.authority = self._authority(policy.authority)
+        """Put ``policy`` in force, whole; if it is already, with the key that its authority is to be asked with now.
+        Raises ``RefuseToStart`` and changes nothing if its authority cannot be had."""
+        token = self._token_of(policy.authority)
+        if (policy.authority, token) != (self.policy.authority, self._token):
+            self.placing.authority = self._authority(policy.authority, token)
+            self._token = token
         self.policy = self.hold.policy = policy
         self.viewing.adopt(policy)
 
@@ -103,14 +107,22 @@ class PlacementRooms:
             return read.policy
         raise RefuseToStart("policy_refused", "; ".join(map(str, read)))
 
-    def _authority(self, policy: AuthorityPolicy) -> Authority | None:
+    def _token_of(self, policy: AuthorityPolicy) -> str | None:
+        if policy.mode is AuthorityMode.OFF or policy.credential is None:
+            return None
+        try:
+            return self._ground.secret(policy.credential)
+        except RefuseToStart as refused:
+            raise _unusable(refused) from None
+
+    def _authority(self, policy: AuthorityPolicy, token: str | None) -> Authority | None:
         if policy.mode is AuthorityMode.OFF:
             return None
-        ground = self._ground
         try:
-            token = ground.secret(policy.credential) if policy.credential is not None else None
-            return Authority(policy, token=token, clock=ground.clock, log=ground.log)
+            return Authority(policy, token=token, clock=self._ground.clock, log=self._ground.log)
         except LocalMisuse as misuse:
-            raise RefuseToStart(
-                "credential_unusable", f"policy.toml: authority.credential: {misuse}"
-            ) from None
+            raise _unusable(misuse) from None
+
+
+def _unusable(misuse: LocalMisuse) -> RefuseToStart:
+    return RefuseToStart("credential_unusable", f"policy.toml: authority.credential: {misuse}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -26,24 +26,25 @@ CLOUD = Cadence(busy_ms=15_000, fast_ms=30_000, quiet_ms=60_000, slow_ms=600_000
 """Somebody else's server is asked no more than is needed to know that it is there."""
 
 
+KeyedManifest = tuple[Manifest, Credential | None]
+
+
 class EngineWatch:
     """Starts and stops the monitors, and knows the newest status of every endpoint.
 
-    ``changed(status, urgent)`` is called on the event loop for every change; ``read_credential(file name)``
-    gives the key behind a manifest's ``credential`` and is called once per manifest, by the constructor.
+    ``changed(status, urgent)`` is called on the event loop for every change.
     ``ports`` empty switches detection off; ``outside`` says where names of ``cloud`` endpoints may lead. At most
     ``limits.ENGINES`` endpoints are watched.
     """
 
     def __init__(
         self,
-        manifests: Iterable[Manifest],
+        manifests: Iterable[KeyedManifest],
         *,
         clock: Clock,
         rng: Random,
         changed: Changed,
         failed: Failed,
-        read_credential: Callable[[str], str],
         ports: tuple[int, ...] = LOOPBACK_PORTS,
         cadence: Cadence | None = None,
         outside: Outside = is_outside,
@@ -58,12 +59,11 @@ class EngineWatch:
         self._monitors: dict[str, EndpointMonitor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._newest = _Newest(self._monitors)
-        for manifest in manifests:
+        for manifest, key in manifests:
             if manifest.name in self._monitors:
                 raise LocalMisuse(f"two manifests are named {manifest.name!r}")
             if len(self._monitors) == limits.ENGINES:
                 raise LocalMisuse(f"more than {limits.ENGINES} endpoints")
-            key = Credential(read_credential(manifest.credential)) if manifest.credential else None
             self._monitors[manifest.name] = self._monitor(manifest, key, detected=False)
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ of its port.
 from collections.abc import Callable, Iterable
 
 from agent.engines.contract import Credential, EndpointStatus
-from agent.engines.watch import EngineWatch
+from agent.engines.watch import EngineWatch, KeyedManifest
 from agent.node.draining import Drains
 from agent.observe.log import Log
 from agent.settings.manifest import Manifest
@@ -35,10 +35,9 @@ class OwnEndpoints:
             if name not in wanted and not (status.detected and _is_free(status, wanted.values())):
                 self._leave(name)
         for name, manifest in wanted.items():
-            try:
-                key = self._credential(manifest)
-            except RefuseToStart as refused:
-                faults.append(f"endpoints: {name}: credential: {refused}")
+            key = key_of(manifest, self._read_credential)
+            if isinstance(key, str):
+                faults.append(key)
                 self._leave(name)
                 continue
             old = self._watch.endpoints().get(name)
@@ -62,8 +61,32 @@ class OwnEndpoints:
         if name in self._watch.endpoints():
             self._drains.leave(name)
 
-    def _credential(self, manifest: Manifest) -> Credential | None:
-        return Credential(self._read_credential(manifest.credential)) if manifest.credential else None
+
+def key_of(manifest: Manifest, read_credential: Callable[[str], str]) -> Credential | str | None:
+    """The key that ``manifest`` names, None if it names none; in words, why it cannot be had."""
+    if manifest.credential is None:
+        return None
+    try:
+        return Credential(read_credential(manifest.credential))
+    except RefuseToStart as refused:
+        return f"endpoints: {manifest.name}: credential: {refused}"
+
+
+def keyed(
+    manifests: Iterable[Manifest], read_credential: Callable[[str], str]
+) -> tuple[list[KeyedManifest], list[str]]:
+    """As many of ``manifests`` as may be watched, with their keys, and in words why the others may not."""
+    fit: list[KeyedManifest] = []
+    faults: list[str] = []
+    for manifest in manifests:
+        key = key_of(manifest, read_credential)
+        if isinstance(key, str):
+            faults.append(key)
+        elif len(fit) == limits.ENGINES:
+            faults.append(too_many(manifest))
+        else:
+            fit.append((manifest, key))
+    return fit, faults
 
 
 def too_many(manifest: Manifest) -> str:

@@ -1,4 +1,5 @@
-"""The config folder followed while the daemon runs: ``policy.toml`` and the manifests, swapped whole or not at all.
+"""The config folder followed while the daemon runs: ``policy.toml`` and the manifests, swapped whole or not at all, and
+the credentials that they name.
 
 Files are looked at every ``POLL_S`` and read once they have not changed between two looks, so that a half-written one
 is not believed; SIGHUP has them read at once. A policy that is refused leaves the old one in force; what is wrong
@@ -22,17 +23,21 @@ ENDPOINTS = "endpoints"
 FAULTS_MOST = 64
 """So many faults are told; each is a line of the log and of the status."""
 
+SECRETS_MOST = 64
+"""So many files of the credentials' folder are looked at; the others are read when anything else changes."""
+
 Look = Mapping[str, tuple[int, int, int, int]]
 """By path, what tells one version of a file from the next."""
 
 
 class Reloading:
-    """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``; ``now`` is
-    set to have all files read."""
+    """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``, and reads anew
+    what the same one names; ``secrets`` is the folder of the credentials; ``now`` is set to have all files read."""
 
     def __init__(
         self,
         folder: Path,
+        secrets: Path,
         *,
         current: Callable[[], PlacementPolicy],
         swap: Callable[[PlacementPolicy], None],
@@ -41,6 +46,7 @@ class Reloading:
         log: Log,
     ) -> None:
         self._folder = folder
+        self._secrets = secrets
         self._current = current
         self._swap = swap
         self._endpoints = endpoints
@@ -56,7 +62,7 @@ class Reloading:
         while True:
             asked = self._now.is_set()
             self._now.clear()
-            look = await asyncio.to_thread(look_at, self._folder)
+            look = await asyncio.to_thread(look_at, self._folder, self._secrets)
             if asked or (look == last and look != read):
                 await self._read()
                 if asked or read is not None:
@@ -78,14 +84,13 @@ class Reloading:
         self.tell(faults)
 
     def _take_policy(self, read: PolicyRead) -> list[str]:
-        policy = read.policy
-        if policy == self._current():
-            return []
+        policy, before = read.policy, self._current()
         try:
             self._swap(policy)
         except RefuseToStart as refused:
             return _refusals([refused])
-        self._log.info("policy.replaced", preset=policy.name, hash=policy.hash)
+        if policy != before:
+            self._log.info("policy.replaced", preset=policy.name, hash=policy.hash)
         return []
 
     def tell(self, faults: Iterable[str]) -> None:
@@ -101,10 +106,14 @@ class Reloading:
         self.faults = found
 
 
-def look_at(folder: Path) -> Look:
+def look_at(folder: Path, secrets: Path) -> Look:
     """The versions of the files that are followed, as far as they can be looked at."""
     found = {}
-    for path in (folder / POLICY_FILE, *sorted((folder / ENDPOINTS).glob("*.toml"))):
+    for path in (
+        folder / POLICY_FILE,
+        *sorted((folder / ENDPOINTS).glob("*.toml")),
+        *sorted(secrets.glob("*"))[:SECRETS_MOST],
+    ):
         with contextlib.suppress(OSError):
             seen = path.stat()
             found[str(path)] = (seen.st_ino, seen.st_mtime_ns, seen.st_size, seen.st_mode)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -100,6 +101,28 @@ async def test_a_dry_run_asks_nobody(stage: Stage) -> None:
     status, out, err = await stage.cluster["alpha"].cli("explain", "--model", "toy")
     assert status == 0, (out, err)
     assert len(stage.authority.heads) == asked
+
+
+async def test_a_key_that_was_renewed_is_shown_from_then_on(stage: Stage) -> None:
+    alpha = stage.cluster["alpha"]
+    (alpha.state / "credentials" / "authority").write_text("renewed\n")
+
+    async def renewed() -> bool:
+        asked = len(stage.authority.heads)
+        await stage.ask()
+        return any(b"bearer renewed" in head.lower() for head in stage.authority.heads[asked:])
+
+    await wait_for(renewed, 20, "the new key")
+    (alpha.state / "credentials" / "authority").write_text("")
+    assert alpha.process is not None
+    alpha.process.send_signal(signal.SIGHUP)
+
+    async def told() -> bool:
+        faults = (await alpha.get("/v1/status"))["own"]["faults"]
+        return len(faults) == 1 and "authority.credential: the file that it names" in faults[0]
+
+    await wait_for(told, 20, "the fault")
+    assert await renewed(), "the key before it stays in use"
 
 
 async def test_when_it_is_away_the_choice_is_the_native_one_and_nothing_is_lost(stage: Stage) -> None:

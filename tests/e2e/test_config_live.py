@@ -205,6 +205,24 @@ async def test_a_manifest_whose_key_cannot_be_read_is_told_and_no_more(serving: 
     assert await serving.code() is None
 
 
+async def test_a_key_of_an_engine_that_was_renewed_is_shown_from_then_on(live: Live) -> None:
+    credentials = live.node.state / "credentials"
+    credentials.mkdir(mode=0o700)
+    (credentials / "key").write_text("first")
+    live.manifest(more='credential = "key"\n')
+    live.hang_up()
+    await live.offers("engine")
+    assert await live.code() is None
+    assert b"Bearer first" in live.engine.head
+    (credentials / "key").write_text("renewed")
+
+    async def renewed() -> bool:
+        assert await live.code() is None
+        return b"Bearer renewed" in live.engine.head
+
+    await wait_for(renewed, 10, "the new key")
+
+
 async def test_a_changed_manifest_is_replaced_and_what_is_under_way_goes_on(serving: Live) -> None:
     async with await serving.ask("held") as reply:
         assert (await reply.content.readline()).startswith(b"data: ")

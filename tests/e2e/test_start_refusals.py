@@ -118,6 +118,16 @@ async def test_a_bad_manifest_disables_that_endpoint_alone_and_is_shown(node: No
     assert await node.term() == 0
 
 
+async def test_a_manifest_whose_key_cannot_be_read_disables_that_endpoint_alone(node: Node) -> None:
+    (node.config / "endpoints" / "keyed.toml").write_text(
+        'engine = "openai"\nurl = "http://127.0.0.1:9"\ncredential = "absent"\n'
+    )
+    await node.start()
+    (fault,) = (await node.get("/v1/status"))["own"]["faults"]
+    assert fault.startswith("endpoints: keyed: credential: the file that it names in ")
+    assert await node.term() == 0
+
+
 async def test_every_restart_raises_the_epoch(node: Node) -> None:
     epochs: list[int] = []
     kept = b""

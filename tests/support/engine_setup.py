@@ -6,7 +6,7 @@ from random import Random
 
 from agent.effects.clock import SystemClock
 from agent.engines.client import EngineClient
-from agent.engines.contract import EndpointStatus
+from agent.engines.contract import Credential, EndpointStatus
 from agent.engines.monitor import Cadence
 from agent.engines.watch import EngineWatch
 from agent.settings.manifest import DeclaredModel, EngineKind, EngineUrl, Manifest
@@ -54,12 +54,14 @@ class Watched:
         self.told: list[tuple[EndpointStatus, bool]] = []
         self.crashes: list[tuple[str, BaseException]] = []
         self.watch = EngineWatch(
-            manifests,
+            [
+                (each, Credential(f"key of {each.credential}") if each.credential else None)
+                for each in manifests
+            ],
             clock=SystemClock(),
             rng=Random(1),
             changed=lambda status, urgent: self.told.append((status, urgent)),
             failed=lambda name, error: self.crashes.append((name, error)),
-            read_credential=lambda name: f"key of {name}",
             ports=ports,
             cadence=cadence,
         )

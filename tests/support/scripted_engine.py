@@ -35,11 +35,12 @@ def event(text: str) -> bytes:
 
 
 class ScriptedEngine:
-    """``async with`` listens on loopback; ``scripts`` are by model name."""
+    """``async with`` listens on loopback; ``scripts`` are by model name; ``head`` is that of the newest request."""
 
     def __init__(self, scripts: Mapping[str, Script]) -> None:
         self.scripts = dict(scripts)
         self.asked: list[str] = []
+        self.head = b""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -62,7 +63,7 @@ class ScriptedEngine:
     async def _serve(self, reader: asyncio.StreamReader, writer: Wire) -> None:
         try:
             while not writer.is_closing():
-                head = await reader.readuntil(b"\r\n\r\n")
+                head = self.head = await reader.readuntil(b"\r\n\r\n")
                 method, path, _ = head.split(b" ", 2)
                 length = next(
                     (
