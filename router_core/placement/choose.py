@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from router_core.placement.reasons import Action, Reason
-from router_core.placement.record import Alternative, AuthorityNote, Estimate, Factors
+from router_core.placement.record import Alternative, AuthorityNote, Estimate
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy, Weights
 
@@ -40,8 +40,6 @@ class Standing(Protocol):
     def model(self) -> str: ...
     @property
     def est(self) -> Estimate: ...
-    @property
-    def f(self) -> Factors: ...
     @property
     def slo(self) -> float: ...
     @property
@@ -106,16 +104,15 @@ def ranking(order: Sequence[S], policy: PlacementPolicy) -> list[tuple[S, str | 
     """Rows as ``choose`` ordered them, in the order in which they would be tried, each with the reason for which it
     left the choice: ``veto``, ``cold``, ``dominated:<row>``, None if it did not. The first is the chosen one, come what
     may."""
-    by_score = _by_score(order)
-    field = _Field(by_score, policy)
-    outs = {id(row): field.out(row) for row in by_score}
-    if order:
-        if None not in outs.values():
-            outs[next(row for row, out in outs.items() if out not in (_VETO, _COLD))] = None
-        outs[id(order[0])] = None
-    rest = [(row, outs[id(row)]) for row in order[1:]]
+    if len(order) < 2:
+        return [(row, None) for row in order]
+    field, first = _Field(_by_score(order), policy), order[0]
+    rest = [(row, field.out(row)) for row in order[1:]]
+    if None not in [out for _, out in rest] and field.out(first) is not None:
+        stays = next(row for row in field.rows if field.out(row) not in (_VETO, _COLD))
+        rest = [(row, None if row is stays else out) for row, out in rest]
     rest.sort(key=_rank)
-    return [*[(row, None) for row in order[:1]], *rest]
+    return [(first, None), *rest]
 
 
 def _rank(judged: tuple[Standing, str | None]) -> int:
@@ -312,14 +309,13 @@ def reason_of(
 
 def alternative_of(row: Standing, chosen: Standing, weights: Weights) -> Alternative:
     """``row`` with the factor that speaks most against it."""
-    theirs, ours = row.f, chosen.f
     gap, name = max(
-        (weights.slo * (theirs.slo - ours.slo), "slo"),
-        (weights.memory * (theirs.memory - ours.memory), "memory"),
-        (weights.switch * (theirs.switch - ours.switch), "switch"),
-        (weights.pressure * (theirs.pressure - ours.pressure), "pressure"),
-        (weights.speed * (theirs.speed - ours.speed), "speed"),
-        (weights.spill * (theirs.spill - ours.spill), "spill"),
+        (weights.slo * (row.slo - chosen.slo), "slo"),
+        (weights.memory * (row.memory - chosen.memory), "memory"),
+        (weights.switch * (row.switch - chosen.switch), "switch"),
+        (weights.pressure * (row.pressure - chosen.pressure), "pressure"),
+        (weights.speed * (row.speed - chosen.speed), "speed"),
+        (weights.spill * (row.spill - chosen.spill), "spill"),
         (row.adj - chosen.adj, "adj"),
     )
     return Alternative(row=row.key, score=row.score, top_factor=name if gap > 0.0 else "draw")

@@ -105,65 +105,73 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
 def record_of(decision: Decision) -> DecisionRecord:
     """Why ``decision`` came out as it did."""
     seen, chosen = decision.evidence, decision.chosen
-    excluded = seen.excluded
-    running = ranking(seen.scored, seen.policy) if seen.full else [(row, None) for row in seen.scored]
-    shown = [*running, *[(row, None) for row in seen.reserves]]
-    others = sorted([*seen.scored[1:], *seen.reserves], key=_SCORE) if chosen is not None else []
-    names = {scored.row.key: scored.row.label for scored, _ in shown}
-    names.update({gone.row.key: gone.row.label for gone in excluded})
+    scored, reserves, excluded = seen.scored, seen.reserves, seen.excluded
+    need, policy = seen.need, seen.policy
+    running = ranking(scored, policy) if seen.full else [(row, None) for row in scored]
+    candidates = [_candidate(row, out, need, policy) for row, out in running]
+    if reserves:
+        candidates += [_candidate(row, None, need, policy) for row in reserves]
+    names = {each.row.key: each.row.label for each in (*scored, *reserves)}
+    for gone in excluded:
+        names[gone.row.key] = gone.row.label
+    margin, alternatives = None, []
+    if chosen is not None and (others := sorted((*scored[1:], *reserves), key=_SCORE)):
+        first, weights = scored[0], policy.weights
+        margin = others[0].score - first.score
+        alternatives = [alternative_of(other, first, weights) for other in others[:ALTERNATIVES]]
     return DecisionRecord(
-        id=decision.id,
-        request_id=decision.request_id,
-        at_ms=seen.at_ms,
-        router=seen.router,
-        policy=seen.policy.name,
-        policy_hash=seen.policy.hash,
-        seed=seed_of(seen.request.request_id, seen.request.attempt).hex(),
-        view=seen.view,
-        req=_request_facts(seen),
-        hints=decision.hints,
-        excluded=tuple([_excluded(gone, seen.need) for gone in excluded]),
-        excluded_counts={code.value: count for code, count in decision.counts.items()},
-        candidates=tuple([_candidate(scored, out, seen.need, seen.policy) for scored, out in shown]),
-        full=seen.full,
-        action=decision.action,
-        chosen=chosen.endpoint if chosen is not None else None,
-        reason=decision.reason,
-        margin=others[0].score - shown[0][0].score if others else None,
-        degraded=decision.degraded,
-        alternatives=tuple(
-            [alternative_of(other, shown[0][0], seen.policy.weights) for other in others[:ALTERNATIVES]]
-        ),
+        decision.id,
+        decision.request_id,
+        seen.at_ms,
+        seen.router,
+        policy.name,
+        seed_of(seen.request.request_id, seen.request.attempt).hex(),
+        seen.view,
+        _request_facts(seen),
+        decision.hints,
+        tuple([_excluded(gone, need) for gone in excluded]),
+        {code.value: count for code, count in decision.counts.items()},
+        tuple(candidates),
+        seen.full,
+        decision.action,
+        chosen.endpoint if chosen is not None else None,
+        decision.reason,
+        margin,
+        decision.degraded,
+        tuple(alternatives),
+        policy_hash=policy.hash,
         names=names,
         authority=decision.authority,
     )
 
 
 def _candidate(scored: Scored, out: str | None, need: Need, policy: PlacementPolicy) -> Candidate:
-    row, est = scored.row, scored.est
+    row, est, adj = scored.row, scored.est, scored.adj
+    hint, affinity = scored.hint_bonus, scored.affinity_bonus
+    queue_risk = 0.0
+    if est.wait:
+        queue_risk = scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, est.tpot)
     return Candidate(
-        row=row.key,
-        model=row.model,
-        resident=scored.resident,
-        free=scored.free,
-        fill=scored.fill,
-        samples=row.samples,
-        age_ms=scored.age_ms,
-        period_ms=row.period_ms,
-        est=est,
-        f=scored.f,
-        adj=scored.adj,
-        penalty=scored.adj + scored.hint_bonus + scored.affinity_bonus,
-        hint=scored.hint_bonus / policy.hint_bonus if scored.hint_bonus else 0.0,
-        affinity=scored.affinity_bonus / policy.affinity_bonus if scored.affinity_bonus else 0.0,
-        capacity=capacity(row, need),
-        queue_risk=scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, est.tpot)
-        if est.wait
-        else 0.0,
-        score=scored.score,
-        out=BACKUP if scored.reserve is not None else out,
-        level=scored.match.level,
-        price=price_of(row, need) if row.cloud else None,
+        row.key,
+        row.model,
+        scored.resident,
+        scored.free,
+        scored.age_ms,
+        row.period_ms,
+        est,
+        scored.f,
+        adj,
+        adj + hint + affinity,
+        hint / policy.hint_bonus if hint else 0.0,
+        affinity / policy.affinity_bonus if affinity else 0.0,
+        capacity(row, need),
+        queue_risk,
+        scored.score,
+        BACKUP if scored.reserve is not None else out,
+        scored.match.level,
+        price_of(row, need) if row.cloud else None,
+        scored.fill,
+        row.samples,
     )
 
 
@@ -175,22 +183,22 @@ def _excluded(gone: Exclusion, need: Need) -> Excluded:
 def _request_facts(seen: Evidence) -> RequestFacts:
     request, need, hints = seen.request, seen.need, seen.request.hints
     return RequestFacts(
-        model_asked=request.model if seen.resolved else "",
-        model_resolved=seen.resolved,
-        digest=need.digest.hex() if need.digest is not None else None,
-        match=need.match.value,
-        dialect=dialect_name(need.dialect),
-        requires=capability_names(need.inferred | need.explicit),
-        stream=request.stream,
-        prompt_tokens=need.prompt,
-        output_tokens=need.output,
-        ctx_need=need.ctx,
-        images=request.images,
-        request_class=hints.request_class.value,
-        slo_ttft_ms=round(1000.0 * need.ttft_s),
-        slo_tpot_ms=round(1000.0 * need.tpot_s) if need.tpot_s is not None else None,
-        deadline_ms=need.until_ms - request.arrival_ms,
-        locality=need.locality.value,
-        caller=request.caller,
-        session=request.session.hex() if request.session is not None else None,
+        request.model if seen.resolved else "",
+        seen.resolved,
+        need.digest.hex() if need.digest is not None else None,
+        need.match.value,
+        dialect_name(need.dialect),
+        capability_names(need.inferred | need.explicit),
+        request.stream,
+        need.prompt,
+        need.output,
+        need.ctx,
+        request.images,
+        hints.request_class.value,
+        round(1000.0 * need.ttft_s),
+        round(1000.0 * need.tpot_s) if need.tpot_s is not None else None,
+        need.until_ms - request.arrival_ms,
+        need.locality.value,
+        request.caller,
+        request.session.hex() if request.session is not None else None,
     )

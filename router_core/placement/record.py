@@ -1,7 +1,8 @@
 """What a decision hands out: the row that serves, and the record that the journal keeps and ``explain`` prints.
 
 Rules: a record tells what routed, not what might have; it holds sizes, counts and names of ours, never text of
-a prompt or an answer nor a hash of one. Every struct here encodes to JSON and msgpack as it is.
+a prompt or an answer nor a hash of one. Every struct here encodes to JSON and msgpack as it is. Those with many fields
+that are made for each request may be built in the order of these, which takes a fifth of the time.
 """
 
 from msgspec import Struct
@@ -40,7 +41,7 @@ class Factors(Struct, frozen=True, gc=False, kw_only=True):
     spill: float = 0.0
 
 
-class Candidate(Struct, frozen=True, gc=False, kw_only=True):
+class Candidate(Struct, frozen=True, gc=False):
     """One scored row, with all that the choice looked at.
 
     ``free``: the request would not have queued there; ``fill``: requests there for each it serves at a time;
@@ -54,8 +55,6 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     model: str
     resident: bool
     free: bool
-    fill: float = 0.0
-    samples: int | None = None
     age_ms: int
     period_ms: int
     est: Estimate
@@ -70,6 +69,8 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     out: str | None = None
     level: int = 0
     price: float | None = None
+    fill: float = 0.0
+    samples: int | None = None
 
 
 class Excluded(Struct, frozen=True, gc=False, kw_only=True):
@@ -99,7 +100,7 @@ class ViewFacts(Struct, frozen=True, gc=False, kw_only=True):
     spill_on: bool = False
 
 
-class RequestFacts(Struct, frozen=True, gc=False, kw_only=True, rename={"request_class": "class"}):
+class RequestFacts(Struct, frozen=True, gc=False, rename={"request_class": "class"}):
     """Sizes and requirements of the request; ``prompt_tokens`` and ``output_tokens`` are estimates.
 
     The model's names are empty if nobody offers it: then they would be any text a client sent.
@@ -169,7 +170,7 @@ class AuthorityNote(Struct, frozen=True, gc=False, kw_only=True):
 NO_AUTHORITY = AuthorityNote()
 
 
-class DecisionRecord(Struct, frozen=True, gc=False, kw_only=True):
+class DecisionRecord(Struct, frozen=True, gc=False):
     """Why one decision came out as it did.
 
     ``at_ms`` is on the boot clock; ``wall_ms`` (set by who keeps the record) is for display only. ``margin`` is the

@@ -37,7 +37,6 @@ class _Row(Struct, gc=False, kw_only=True):
     key: Endpoint
     model: str
     est: Estimate
-    f: Factors
     slo: float
     memory: float
     switch: float
@@ -98,7 +97,6 @@ def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
         key=candidate.row,
         model=candidate.model,
         est=candidate.est,
-        f=candidate.f,
         slo=candidate.f.slo,
         memory=candidate.f.memory,
         switch=candidate.f.switch,
