@@ -8,6 +8,8 @@ from router_core.placement.record import Choice
 from router_core.placement.request import HintNote, PlacementRequest
 from router_core.policy.placement import Match, PlacementPolicy
 
+_EXACT = Match.EXACT
+
 
 def routed(
     decision: Decision,
@@ -21,31 +23,32 @@ def routed(
 ) -> Routed:
     """The endpoint that was chosen. ``left_ms`` is what the request has left, ``held_ms`` how long it waited for room,
     ``session`` what became of its session."""
+    est = choice.est
     return Routed(
-        decision_id=decision.id,
-        at=choice.endpoint,
-        node=None if choice.is_self else choice.node_id,
-        label=f"@{choice.node_name}/{choice.endpoint_name}",
-        endpoint=choice.endpoint_name,
-        served=choice.model,
-        reason=decision.reason.value,
-        seq=reservation.seq,
-        inst=inst,
-        route_seq=reservation.route_seq,
-        prompt_tokens=choice.prompt_tokens,
-        output_tokens=choice.output_tokens,
-        request_class=decision.evidence.request.hints.request_class.value,
-        wait_ms=choice.max_wait_ms,
-        left_ms=left_ms,
-        resident=choice.resident,
-        ttft_ms=1000.0 * choice.est.ttft,
-        load_ms=1000.0 * choice.est.load,
-        ect_ms=1000.0 * choice.est.ect,
-        service_ms=1000.0 * (choice.prefill_s + choice.decode_s),
-        queue_ms=1000.0 * choice.est.wait,
-        net_ms=1000.0 * choice.est.net,
+        decision.id,
+        choice.endpoint,
+        None if choice.is_self else choice.node_id,
+        f"@{choice.node_name}/{choice.endpoint_name}",
+        choice.endpoint_name,
+        choice.model,
+        decision.reason.value,
+        reservation.seq,
+        inst,
+        reservation.route_seq,
+        choice.prompt_tokens,
+        choice.output_tokens,
+        decision.evidence.request.hints.request_class.value,
+        choice.max_wait_ms,
+        left_ms,
+        choice.resident,
+        1000.0 * est.ttft,
+        1000.0 * est.load,
+        1000.0 * est.ect,
+        1000.0 * (choice.prefill_s + choice.decode_s),
+        queue_ms=1000.0 * est.wait,
+        net_ms=1000.0 * est.net,
         hints=hints_header(decision.hints),
-        match=choice.match.value if choice.match is not Match.EXACT else None,
+        match=choice.match.value if choice.match is not _EXACT else None,
         session=session,
         held_ms=held_ms,
     )

@@ -11,12 +11,12 @@ def request_of(asked: Asked, hints: Hints, session: bytes | None, pin: Pin | Non
     """``session`` is the key of the session that a client names, ``pin`` where that was last served."""
     facts = asked.facts
     return PlacementRequest(
-        request_id=asked.request_id,
-        dialect=asked.dialect,
-        model=facts.model,
-        arrival_ms=asked.accepted_ms,
-        stream=facts.stream,
-        text_bytes=facts.text_bytes,
+        asked.request_id,
+        asked.dialect,
+        facts.model,
+        asked.accepted_ms,
+        facts.stream,
+        facts.text_bytes,
         body_bytes=asked.body_bytes,
         images=facts.images,
         audio_parts=facts.audio_parts,

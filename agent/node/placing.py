@@ -21,13 +21,12 @@ from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
 from router_core.placement.decide import decide, new_id
 from router_core.placement.decision import Decision, HoldTerms
-from router_core.placement.demand import Demand, demand_key
+from router_core.placement.demand import Counted, Demand
 from router_core.placement.eligibility import until_ms_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.hold import waiting_of
 from router_core.placement.ledger import Ledger
-from router_core.placement.offers import offer_of
 from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Choice, DecisionRecord
 from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest, RequestClass
@@ -79,6 +78,7 @@ class Placing:
         """Requests under way, by the decision that tells of them."""
         self.tickets = itertools.count(1)
         """Numbers for those that wait."""
+        self._counted = Counted(None)
 
     @property
     def policy(self) -> PlacementPolicy:
@@ -87,11 +87,13 @@ class Placing:
 
     def __call__(self, asked: Asked) -> "Choosing":
         """Read the hints once; the first decision comes when the relay asks for it."""
-        hints = parse_hints(asked.headers, asked.facts.hints, session_headers=self.policy.session_headers)
+        policy = self.fleet().policy
+        hints = parse_hints(asked.headers, asked.facts.hints, session_headers=policy.session_headers)
         if isinstance(hints, HintFault):
             return Choosing(self, asked, None, fault=hints)
         session, pin = self.session_of(hints, asked.accepted_ms)
-        return Choosing(self, asked, request_of(asked, hints, session, pin))
+        request = request_of(asked, hints, session, pin)
+        return Choosing(self, asked, request, until_ms=until_ms_of(request, policy))
 
     def session_of(self, hints: Hints, now: int) -> tuple[bytes | None, Pin | None]:
         """The key of the session that a client names, and where it was last served."""
@@ -100,12 +102,27 @@ class Placing:
         key = session_key(hints.session, self._secret)
         return key, self._sessions.find(key, now)
 
-    def spilled(self, request_class: RequestClass, is_on: bool | None) -> None:
-        """Whether requests of this class leave the mesh from now on; None says nothing about it."""
+    def spilled(self, request_class: RequestClass, is_on: bool) -> None:
+        """Whether requests of this class leave the mesh from now on."""
         if is_on:
             self.spilling.add(request_class)
-        elif is_on is False:
+        else:
             self.spilling.discard(request_class)
+
+    def wanted(self, asked: str, decision: Decision, fleet: Fleet, now: int) -> None:
+        """Count a request as demand for the model it asks for, if anybody offers it, served or not."""
+        counted = self._counted
+        if counted.fleet is not fleet:
+            counted = self._counted = Counted(fleet)
+        choice = decision.chosen
+        key8 = counted.key_of(asked, choice)
+        if key8 is None:
+            return
+        if choice is not None:
+            work_s = choice.prefill_s + choice.decode_s
+        else:
+            work_s = decision.hold.seconds if decision.hold is not None else 0.0
+        self.demand.note(key8, work_s, now)
 
     def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
         """Of a request now tells ``decision_id`` (after decision ``before``), whose record waits for the ending."""
@@ -158,7 +175,22 @@ class Placing:
 
 
 class Choosing:
-    """One request being placed. ``request`` is None if a narrowing hint could not be understood, which ``fault`` tells."""
+    """One request being placed. ``request`` is None if a narrowing hint could not be understood, which ``fault`` tells.
+    After ``until_ms`` (boot time) nothing is dispatched any more."""
+
+    __slots__ = (
+        "_is_counted",
+        "_placing",
+        "_ticket",
+        "_told_by",
+        "asked",
+        "choice",
+        "course",
+        "decision",
+        "fault",
+        "request",
+        "until_ms",
+    )
 
     def __init__(
         self,
@@ -166,6 +198,7 @@ class Choosing:
         asked: Asked,
         request: PlacementRequest | None,
         *,
+        until_ms: int | None = None,
         fault: HintFault | None = None,
     ) -> None:
         self.asked = asked
@@ -175,11 +208,10 @@ class Choosing:
         self.choice: Choice | None = None
         self.course = Course(asked.accepted_ms)
         self._placing = placing
-        self._counted = False
+        self._is_counted = False
         self._told_by: str | None = None
         self._ticket: int | None = None
-        self.until_ms = None if request is None else until_ms_of(request, placing.policy)
-        """Boot time after which nothing is dispatched any more."""
+        self.until_ms = until_ms
 
     def consult(self) -> Coroutine[None, None, None] | None:
         """Have the authority's answer before the first decision; once, whatever becomes of the request."""
@@ -223,12 +255,15 @@ class Choosing:
         waits_on = decision.hold is not None and self.course.is_waiting
         if not waits_on:
             placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
-            self._count(request.model, decision, fleet, now)
+            if not self._is_counted:
+                self._is_counted = True
+                placing.wanted(request.model, decision, fleet, now)
             self.course.note_wait(decision.hold, now)
             self._keep(decision)
-        placing.spilled(request.hints.request_class, decision.spill_on)
+        if decision.spill_on is not None:
+            placing.spilled(request.hints.request_class, decision.spill_on)
         if decision.chosen is not None:
-            return self._reserve(decision, decision.chosen, now)
+            return self._reserve(decision, decision.chosen, fleet.policy, now)
         refusal = turned(decision, self._told_by)
         return refusal if decision.hold is None else self._queued(request, decision.hold, refusal)
 
@@ -239,23 +274,6 @@ class Choosing:
         note = HintNote(hint=self.fault.hint, outcome=HintOutcome.EXCLUDED, detail=reason.value)
         self._placing.metrics.misunderstood(note)
         return Turned(decision_id=None, status=reason.status, code=reason.value, hints=hints_header((note,)))
-
-    def _count(self, asked: str, decision: Decision, fleet: Fleet, now: int) -> None:
-        """Count the request once as demand for the model it asks for, if anybody offers it, served or not."""
-        if self._counted:
-            return
-        self._counted = True
-        offer = offer_of(asked, fleet, fleet.policy)
-        if offer is None or not offer.rows:
-            return
-        choice = decision.chosen
-        served = fleet.row(choice.endpoint, choice.model) if choice is not None else None
-        row = served if served in offer.rows else offer.rows[0]
-        assert row is not None
-        work_s = decision.hold.seconds if decision.hold is not None else 0.0
-        if choice is not None:
-            work_s = choice.prefill_s + choice.decode_s
-        self._placing.demand.note(demand_key(row.digest, row.names[0]), work_s, now)
 
     def first_token(self, seq: int) -> None:
         self._placing.ledger.first_token(seq)
@@ -279,7 +297,7 @@ class Choosing:
             self._ticket = next(self._placing.tickets)
         return Queued(waiting=waiting_of(request, hold, self._ticket), until_ms=hold.until_ms, turned=refusal)
 
-    def _reserve(self, decision: Decision, choice: Choice, now: int) -> Routed:
+    def _reserve(self, decision: Decision, choice: Choice, policy: PlacementPolicy, now: int) -> Routed:
         placing, until = self._placing, self.until_ms
         return routed(
             decision,
@@ -288,5 +306,5 @@ class Choosing:
             inst=placing.ledger.inst,
             left_ms=max(0, until - now) if until is not None else choice.max_wait_ms,
             held_ms=self.course.held_ms,
-            session=session_word(self.request, choice, placing.policy),
+            session=session_word(self.request, choice, policy),
         )

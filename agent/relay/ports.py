@@ -43,7 +43,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     is_work: bool = True
 
 
-class Routed(Struct, frozen=True, kw_only=True):
+class Routed(Struct, frozen=True, gc=False):
     """An endpoint was chosen and its work reserved under ``seq``.
 
     ``at`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts

@@ -15,11 +15,15 @@ from msgspec import Struct
 from router_core import limits
 from router_core.ids import Id8
 from router_core.placement.fleet import Fleet
+from router_core.placement.offers import offer_of
+from router_core.placement.record import Choice
+from router_core.placement.request import Endpoint
 from router_core.placement.rows import ALIVE, Row
 from router_core.record.state import U32_MAX, ModelDemand
 
 _TAU_MS = 300_000.0
 _LATEST = ":latest"
+_KEPT = 64
 
 
 class _Asked(Struct, gc=False, kw_only=True):
@@ -67,6 +71,34 @@ class Demand:
 def demand_key(digest: bytes | None, name: str) -> Id8:
     """How ``demand`` names a model."""
     return Id8(hashlib.sha256(digest if digest is not None else name.encode()).digest()[:8])
+
+
+class Counted:
+    """Under which key a request counts in one snapshot, kept for those like it."""
+
+    def __init__(self, fleet: Fleet | None) -> None:
+        self.fleet = fleet
+        self._keys: dict[tuple[str, Endpoint | None, str | None], Id8 | None] = {}
+
+    def key_of(self, asked: str, choice: Choice | None) -> Id8 | None:
+        """That of the row that serves it, if that goes by the name ``asked`` for, else of the first that does; None if
+        nobody offers it."""
+        slot = (asked, choice.endpoint, choice.model) if choice is not None else (asked, None, None)
+        if slot in self._keys:
+            return self._keys[slot]
+        key8 = self._found(asked, choice)
+        if len(self._keys) < _KEPT:
+            self._keys[slot] = key8
+        return key8
+
+    def _found(self, asked: str, choice: Choice | None) -> Id8 | None:
+        fleet = self.fleet
+        offer = offer_of(asked, fleet, fleet.policy) if fleet is not None else None
+        if fleet is None or offer is None or not offer.rows:
+            return None
+        served = fleet.row(choice.endpoint, choice.model) if choice is not None else None
+        row = served if served is not None and served in offer.rows else offer.rows[0]
+        return demand_key(row.digest, row.names[0])
 
 
 def keys_of(row: Row) -> frozenset[Id8]:

@@ -25,14 +25,14 @@ class Owed(Struct, gc=False, kw_only=True):
     requests: int = 0
 
 
-class Reservation(Struct, frozen=True, gc=False, kw_only=True):
+class Reservation(Struct, frozen=True, gc=False):
     """A ledger entry. ``seq`` names it here, ``route_seq`` counts requests per target node for the wire."""
 
     seq: int
     route_seq: int
 
 
-class _Entry(Struct, gc=False, kw_only=True):
+class _Entry(Struct, gc=False):
     endpoint: Endpoint
     endpoint_name: str
     model: str
@@ -76,35 +76,34 @@ class Ledger:
 
     def reserve(self, choice: Choice, now: int, rtt_ms: int = 1) -> Reservation:
         """Book the work of a chosen row, in the same step as the decision."""
-        self._seq += 1
-        route_seq = self._route_seq.get(choice.node, 0) + 1
-        self._route_seq[choice.node] = route_seq
-        entry = _Entry(
-            endpoint=choice.endpoint,
-            endpoint_name=choice.endpoint_name,
-            model=choice.model,
-            node=choice.node,
-            route_seq=route_seq,
-            sent_ms=now,
-            rtt_ms=rtt_ms,
-            prefill_s=choice.prefill_s,
-            decode_s=choice.decode_s,
-            counts=not choice.is_self,
-            load_bytes=choice.need_bytes,
-            ticket=self.local.start(
-                choice.endpoint_name, choice.prefill_s + choice.decode_s, now, choice.model
-            )
-            if choice.is_self
-            else None,
-        )
-        self._entries[self._seq] = entry
-        if entry.counts:
-            owed = self._owed.setdefault(entry.endpoint, Owed())
-            owed.work_s += entry.prefill_s + entry.decode_s
+        self._seq = seq = self._seq + 1
+        endpoint, node, load_bytes = choice.endpoint, choice.node, choice.need_bytes
+        prefill_s, decode_s = choice.prefill_s, choice.decode_s
+        work_s, ticket = prefill_s + decode_s, None
+        self._route_seq[node] = route_seq = self._route_seq.get(node, 0) + 1
+        if choice.is_self:
+            ticket = self.local.start(choice.endpoint_name, work_s, now, choice.model)
+        else:
+            owed = self._owed.setdefault(endpoint, Owed())
+            owed.work_s += work_s
             owed.requests += 1
-        if entry.load_bytes:
-            self._loading[entry.node] = self._loading.get(entry.node, 0) + entry.load_bytes
-        return Reservation(seq=self._seq, route_seq=route_seq)
+        if load_bytes:
+            self._loading[node] = self._loading.get(node, 0) + load_bytes
+        self._entries[seq] = _Entry(
+            endpoint,
+            choice.endpoint_name,
+            choice.model,
+            node,
+            route_seq,
+            now,
+            rtt_ms,
+            prefill_s,
+            decode_s,
+            not choice.is_self,
+            load_bytes,
+            ticket,
+        )
+        return Reservation(seq, route_seq)
 
     def first_token(self, seq: int) -> None:
         """The prompt has been computed: its share is no longer outstanding."""

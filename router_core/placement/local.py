@@ -13,7 +13,7 @@ from router_core.record.state import SeenRouter
 _SEEN_MS = 30_000
 
 
-class _Job(Struct, gc=False, kw_only=True):
+class _Job(Struct, gc=False):
     endpoint: str
     model: str
     expected_s: float
@@ -44,18 +44,16 @@ class LocalWork:
 
     def start(self, endpoint: str, expected_s: float, now: int, model: str = "") -> int:
         """A request enters; ``expected_s`` is its service time alone on the engine. Returns its ticket."""
-        self._seq += 1
-        self._jobs.setdefault(endpoint, {})[self._seq] = _Job(
-            endpoint=endpoint, model=model, expected_s=expected_s, start_ms=now
-        )
-        begun = self._started.pop((endpoint, model), 0)
-        self._started[endpoint, model] = begun + 1
-        if len(self._started) > limits.DEMAND_MODELS:
-            del self._started[next(iter(self._started))]
-        self._where[self._seq] = endpoint
+        self._seq = seq = self._seq + 1
+        self._jobs.setdefault(endpoint, {})[seq] = _Job(endpoint, model, expected_s, now)
+        started, served = self._started, (endpoint, model)
+        started[served] = started.pop(served, 0) + 1
+        if len(started) > limits.DEMAND_MODELS:
+            del started[next(iter(started))]
+        self._where[seq] = endpoint
         mean = self._mean_s.get(endpoint, expected_s)
         self._mean_s[endpoint] = mean + 0.1 * (expected_s - mean)
-        return self._seq
+        return seq
 
     def finish(self, ticket: int) -> None:
         """A request left, however it ended."""

@@ -121,7 +121,7 @@ class Counsel(Struct, frozen=True, gc=False, kw_only=True):
     why: str | None = None
 
 
-class PlacementRequest(Struct, frozen=True, gc=False, kw_only=True):
+class PlacementRequest(Struct, frozen=True, gc=False):
     """Everything a decision may know of a request.
 
     ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt

@@ -53,6 +53,31 @@ def test_a_request_for_a_model_that_cannot_serve_now_is_demand_and_one_nobody_ow
     assert asked(world) == {demand_key(None, "tiny"): 2}
 
 
+def test_requests_count_under_what_the_model_is_known_by_in_the_newest_picture() -> None:
+    world = World()
+    for digest in (None, bytes(32)):
+        world.peer("near", an_endpoint(slots=50, owned=(an_owned(digest=digest),)))
+        for n in range(10):
+            world.route(world.ask(f"r{n}"))
+    assert asked(world) == {demand_key(None, "tiny"): 2, demand_key(bytes(32), ""): 2}
+
+
+def test_many_names_that_nobody_offers_leave_no_trace_and_hide_no_model() -> None:
+    world = World()
+    for n in range(200):
+        world.ask(f"s{n}", model=f"nobodys{n}").decide(
+            attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now
+        )
+    world.peer("near", an_endpoint(slots=50))
+    for n in range(200):
+        world.ask(f"s{n}", model=f"nobodys{n}").decide(
+            attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now
+        )
+    for n in range(10):
+        world.route(world.ask(f"r{n}"))
+    assert asked(world) == {demand_key(None, "tiny"): 2}
+
+
 def test_a_load_that_was_ordered_teaches_how_long_loads_take(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.own(an_endpoint(resident=()))
