@@ -43,6 +43,7 @@ from router_core.placement.residency.events import (
 )
 from router_core.placement.residency.machine import Residency as Machine
 from router_core.placement.residency.outlook import Headroom, Seen, outlook
+from router_core.placement.residency.standing import Standings
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
 
@@ -131,6 +132,10 @@ class ModelResidency:
     def reserved_mib(self) -> int:
         """Memory that the load under way will take."""
         return -(-self._machine.reserved_bytes // _MIB)
+
+    def standings(self) -> Standings | None:
+        """Where the models stand, for people; None while it is off."""
+        return self._machine.standings(self._clock.boot_ms()) if self._on else None
 
     def sampled(self, urgent: bool) -> None:
         """The host was sampled: the moment to follow the policy, and if ``urgent`` (a level changed) to look."""

@@ -104,11 +104,32 @@ class DrainDoc(Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class HeldDoc(Struct, frozen=True, kw_only=True):
+    """One model that this node may load or unload: ``state`` is ``present`` (to be loaded), ``loading``, ``resident``,
+    ``draining``, ``unloading`` or ``failed``, ``for_ms`` already. ``left_ms``: before it is loaded or tried again, at
+    least in memory, or at most draining or loading; None where that is open. ``room_for`` is the ENDPOINT/MODEL it
+    makes room for."""
+
+    endpoint: str
+    model: str
+    state: str
+    for_ms: int
+    left_ms: int | None
+    room_for: str | None
+
+
+class ResidencyDoc(Struct, frozen=True, kw_only=True):
+    """Models as this node moves them. ``loads_left`` may still begin within the hour."""
+
+    loads_left: int
+    models: tuple[HeldDoc, ...]
+
+
 class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
     so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
-    cannot be told, so that nobody is offered them."""
+    cannot be told, so that nobody is offered them. ``residency`` is None where models are not moved."""
 
     name: str
     id: str
@@ -124,6 +145,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     policy: PolicyDoc | None = None
     drains: tuple[DrainDoc, ...] = ()
     unfit_names: dict[str, int] = {}
+    residency: ResidencyDoc | None = None
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):

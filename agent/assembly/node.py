@@ -179,6 +179,7 @@ class Assembly:
                     policy=lambda: placement.fleet().policy,
                     drains=host.drains.docs,
                     endpoints=host.engines.endpoints,
+                    residency=host.residency.standings,
                     clock=clock,
                 ),
                 decisions=Recalling(placement.placing, self.journal, relay.observing.settle),

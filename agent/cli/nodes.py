@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Final
 
-from agent.admin.documents import EngineDoc, MemberDoc, StatusDoc
-from agent.cli.columns import UNKNOWN, columns, duration, printable, seconds
+from agent.admin.documents import EngineDoc, HeldDoc, MemberDoc, ResidencyDoc, StatusDoc
+from agent.cli.columns import UNKNOWN, columns, count, duration, printable, seconds
 from agent.cli.drain import said
 from router_core.ids import NodeId, short_id
 
 _HEAD: Final = ("NODE", "STATE", "AGE", "LEVEL", "ENGINES", "WARM", "IN FLIGHT", "TOK/S", "LINK")
 _RIGHT: Final = frozenset({2, 6, 7})
+STANDINGS_MOST: Final = 16
 _SHOWN_FLAGS: Final = frozenset({"draining", "lonely", "degraded", "conflict", "sensor_stale", "no_load"})
 
 
@@ -25,6 +26,8 @@ def status_text(status: StatusDoc) -> str:
         "",
         *nodes_table(status.members),
     ]
+    if own.residency is not None:
+        lines += ["", *residency_lines(own.residency)]
     if own.drains:
         lines += ["", *(said(drain) for drain in own.drains)]
     if own.unfit_names:
@@ -32,6 +35,34 @@ def status_text(status: StatusDoc) -> str:
     if own.faults:
         lines += ["", *(f"fault: {fault}" for fault in own.faults)]
     return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def residency_lines(residency: ResidencyDoc) -> list[str]:
+    """How far this node may load models on its own, and a line per model that it holds, moves, or failed to load."""
+    shown = [_standing(model) for model in residency.models[:STANDINGS_MOST]]
+    more = len(residency.models) - len(shown)
+    return [
+        f"models move by demand: {count(residency.loads_left, 'more load')} within this hour",
+        *(f"  {line}" for line in shown),
+        *([f"  and {more:,} more: see --json"] if more else []),
+    ]
+
+
+def _standing(held: HeldDoc) -> str:
+    left = None if held.left_ms is None else duration(held.left_ms)
+    match held.state:
+        case "present":
+            said = "to be loaded " + (
+                "when there is room" if left is None else f"in {left}, if it still should be"
+            )
+        case "resident":
+            said = "resident" if not held.left_ms else f"resident, for {left} more at least"
+        case "failed":
+            said = f"could not be loaded, not tried again for {left}"
+        case state:
+            said = state if left is None else f"{state}, for {left} more at most"
+    room = "" if held.room_for is None else f", to make room for {held.room_for}"
+    return f"{held.endpoint}/{held.model}: {said}{room}"
 
 
 def unfit(endpoint: str, how_many: int) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 from agent import __version__
 from agent.admin.documents import (
     DrainDoc,
+    HeldDoc,
     LinkDoc,
     OwnDoc,
     PolicyDoc,
+    ResidencyDoc,
     StatusDoc,
     members_of,
     names_of,
@@ -20,6 +22,7 @@ from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.identity.membership import Membership
 from router_core.mesh.picture import Picture
+from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Role
 
@@ -38,6 +41,7 @@ class NodePicture:
         policy: Callable[[], PlacementPolicy],
         drains: Callable[[], tuple[DrainDoc, ...]],
         endpoints: Callable[[], Mapping[str, EndpointStatus]],
+        residency: Callable[[], Standings | None],
         clock: Clock,
     ) -> None:
         self._membership = membership
@@ -48,6 +52,7 @@ class NodePicture:
         self._policy = policy
         self._drains = drains
         self._endpoints = endpoints
+        self._residency = residency
         self._clock = clock
         self._began_ms = clock.boot_ms()
 
@@ -80,6 +85,7 @@ class NodePicture:
                     for name, status in self._endpoints().items()
                     if status.unfit_names
                 },
+                residency=_residency_doc(self._residency()),
             ),
             members=members_of(self._board.current, tuple(membership.members.values()), links, now),
         )
@@ -87,6 +93,23 @@ class NodePicture:
     def view(self) -> dict[str, Any]:
         """The current view, records spelled out."""
         return view_doc(self._board.current, self._clock.boot_ms())
+
+
+def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:
+    if standings is None:
+        return None
+    models = (
+        HeldDoc(
+            endpoint=each.key[0],
+            model=each.key[1],
+            state=each.state.value,
+            for_ms=each.for_ms,
+            left_ms=each.left_ms,
+            room_for=None if each.room_for is None else "/".join(each.room_for),
+        )
+        for each in standings.models
+    )
+    return ResidencyDoc(loads_left=standings.loads_left, models=tuple(models))
 
 
 def _state(up: bool) -> str:

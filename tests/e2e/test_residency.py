@@ -87,6 +87,17 @@ async def test_a_model_comes_into_memory_where_it_is_asked_for_and_makes_way_whe
     assert set(await asyncio.gather(*answers)) == {200}, "what ran was not cut"
 
 
+async def test_where_models_stand_is_told_where_they_move_and_nowhere_else(cluster: Cluster) -> None:
+    alpha, beta = cluster["alpha"], cluster["beta"]
+    said = (await beta.cli("status"))[1]
+    assert "models move by demand: " in said
+    assert "/mid: resident" in said
+    told = (await beta.get("/v1/status"))["own"]["residency"]
+    assert [(held["model"], held["state"]) for held in told["models"]] == [("mid", "resident")]
+    assert (await alpha.get("/v1/status"))["own"]["residency"] is None
+    assert "models move" not in (await alpha.cli("status"))[1]
+
+
 async def test_what_was_loaded_is_counted(cluster: Cluster) -> None:
     beta = cluster["beta"]
     async with aiohttp.ClientSession(beta.admin) as session, session.get("/metrics") as answer:

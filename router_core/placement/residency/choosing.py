@@ -68,7 +68,7 @@ class Chooser:
     ) -> Choice | None:
         """The worthiest load whose turn has come, if any. Sets the turns of those whose turn comes."""
         policy = self._policy
-        settled = self._is_within_pace(now) and not is_moving(models)
+        settled = self.loads_left(now) > 0 and not is_moving(models)
         evictable = [model for key, model in models.items() if self._is_evictable(model, known[key], now)]
         worths = {key: self._worth(model, known[key]) for key, model in models.items()}
         best: Choice | None = None
@@ -87,10 +87,11 @@ class Chooser:
                 best = Choice(target=key, trigger=trigger, victims=victims)
         return best
 
-    def _is_within_pace(self, now: int) -> bool:
+    def loads_left(self, now: int) -> int:
+        """How many loads may still begin within the pace."""
         while self._loads and now - self._loads[0] >= _HOUR_MS:
             self._loads.popleft()
-        return len(self._loads) < self._policy.loads_per_hour
+        return max(0, self._policy.loads_per_hour - len(self._loads))
 
     def _trigger(self, model: Model, known: Known, picture: Picture, now: int) -> Trigger | None:
         """Why ``model`` should be loaded here now, if it should."""

@@ -34,6 +34,7 @@ from router_core.placement.residency.events import (
     Unload,
 )
 from router_core.placement.residency.known import GONE, Known
+from router_core.placement.residency.standing import Standing, Standings, ends_ms
 from router_core.placement.residency.worth import room_for
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
@@ -88,6 +89,26 @@ class Residency:
         """Where a model stands; one never heard of is not in memory."""
         known = self._known.get(key)
         return known.state if known is not None else State.PRESENT
+
+    def standings(self, now: int) -> Standings:
+        """Every model but those that are simply not in memory, for people."""
+        plan = self._plan
+        target, until_ms, victims = (plan.target, plan.until_ms, plan.victims) if plan else (None, None, ())
+        models = []
+        for key, known in self._known.items():
+            ends = until_ms if key == target else ends_ms(known, self._policy)
+            if known.state is State.PRESENT and ends is None and key != target:
+                continue
+            models.append(
+                Standing(
+                    key=key,
+                    state=known.state,
+                    for_ms=now - known.since_ms,
+                    left_ms=None if ends is None else max(0, ends - now),
+                    room_for=target if key in victims else None,
+                )
+            )
+        return Standings(models=tuple(models), loads_left=self._chooser.loads_left(now))
 
     def handle(self, event: Event, now: int) -> list[Action]:
         match event:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.admin.documents import LinkDoc, ResidentDoc
+from agent.admin.documents import HeldDoc, LinkDoc, ResidencyDoc, ResidentDoc
 from agent.cli.columns import columns, count, duration, seconds
 from agent.cli.nodes import nodes_table, status_text
 from tests.agent.admin.documents import engine, member, status, unseen
@@ -57,6 +57,46 @@ def test_faults_of_the_own_node_are_listed() -> None:
     made = status()
     text = status_text(replace(made, own=replace(made.own, faults=("duplicate_identity",))))
     assert text.endswith("\nfault: duplicate_identity\n")
+
+
+def held(model: str, state: str, left_ms: int | None = None, room_for: str | None = None) -> HeldDoc:
+    return HeldDoc(endpoint="llama", model=model, state=state, for_ms=0, left_ms=left_ms, room_for=room_for)
+
+
+def test_models_that_move_are_told_with_what_is_left_of_it() -> None:
+    made = status()
+    moving = ResidencyDoc(
+        loads_left=1,
+        models=(
+            held("a", "resident", 42_000),
+            held("b", "resident", 0),
+            held("c", "draining", 280_000, "llama/d"),
+            held("d", "present"),
+            held("e", "present", 3_000),
+            held("f", "loading", 40_000),
+            held("g", "loading"),
+            held("h", "failed", 60_000),
+            held("i", "unloading", None, "llama/d"),
+        ),
+    )
+    text = status_text(replace(made, own=replace(made.own, residency=moving)))
+    assert text[text.index("models") :] == dedent(
+        """\
+        models move by demand: 1 more load within this hour
+          llama/a: resident, for 42 s more at least
+          llama/b: resident
+          llama/c: draining, for 4 min 40 s more at most, to make room for llama/d
+          llama/d: to be loaded when there is room
+          llama/e: to be loaded in 3 s, if it still should be
+          llama/f: loading, for 40 s more at most
+          llama/g: loading
+          llama/h: could not be loaded, not tried again for 1 min 0 s
+          llama/i: unloading, to make room for llama/d
+        """
+    )
+    many = ResidencyDoc(loads_left=0, models=tuple(held(f"m{n}", "failed", 1_000) for n in range(100)))
+    lines = status_text(replace(made, own=replace(made.own, residency=many))).splitlines()
+    assert lines[-1] == "  and 84 more: see --json"
 
 
 def test_a_hostile_engine_name_stays_one_cell() -> None:

@@ -458,3 +458,50 @@ def test_a_load_by_a_request_is_followed_and_ends_the_plan_for_the_same_model():
     host.set(B, held=Held.RESIDENT)
     host.look()
     assert host.states() == {A: State.RESIDENT, B: State.RESIDENT}
+
+
+# --- what people are told -------------------------------------------------------------------------------------
+
+
+def stands(host: Host) -> dict[Key, tuple[State, int | None, Key | None]]:
+    return {
+        each.key: (each.state, each.left_ms, each.room_for)
+        for each in host.machine.standings(host.now).models
+    }
+
+
+def test_a_swap_is_told_step_by_step():
+    host = a_full_host()
+    assert host.machine.standings(host.now).loads_left == POLICY.loads_per_hour
+    host.look()
+    assert stands(host) == {A: (State.RESIDENT, POLICY.resident_least_ms, None)}
+    host.run(45_000)
+    assert stands(host) == {A: (State.RESIDENT, 15_000, None)}
+    host.until(Drain)
+    assert stands(host) == {A: (State.DRAINING, POLICY.drain_ms, B), B: (State.PRESENT, None, None)}
+    host.until(Unload)
+    host.ordered(A)
+    assert stands(host) == {A: (State.UNLOADING, None, B), B: (State.PRESENT, None, None)}
+    host.set(A, held=Held.ABSENT)
+    host.free = 6 * GIB
+    host.until(Load)
+    assert stands(host) == {B: (State.LOADING, 40_000, None)}
+    assert host.machine.standings(host.now).loads_left == POLICY.loads_per_hour - 1
+    host.ordered(B, ok=False)
+    assert stands(host) == {B: (State.FAILED, POLICY.retry_ms, None)}
+
+
+def test_a_model_whose_turn_to_be_loaded_will_come_is_told():
+    host = Host(a_model(B, ahead=3))
+    while not stands(host):
+        assert host.run(1_000) == []
+    ((key, (state, left_ms, _)),) = stands(host).items()
+    assert (key, state) == (B, State.PRESENT)
+    assert left_ms is not None
+    assert 0 < left_ms <= 4 * POLICY.turn_ms
+
+
+def test_what_is_simply_not_in_memory_is_not_told():
+    host = Host(a_model(A, rate=0.0), a_model(B, rate=0.0))
+    host.run(5 * MINUTE)
+    assert stands(host) == {}

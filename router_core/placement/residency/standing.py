@@ -1,0 +1,44 @@
+"""Where the models of one host stand, for people: what is in memory, on its way in or out, due, or failed.
+
+A reading of what the machine remembers; it decides nothing.
+"""
+
+from msgspec import Struct
+
+from router_core.placement.residency.events import Key, State
+from router_core.placement.residency.known import Known
+from router_core.policy.residency import ResidencyPolicy
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """One model, ``for_ms`` in its ``state`` already. ``left_ms`` is how long that lasts at least if it is RESIDENT, before
+    it is tried again if its load FAILED, before it is loaded if it is PRESENT, at most if we drain or load it; None
+    where that is open. ``room_for`` is what it has to make room for."""
+
+    key: Key
+    state: State
+    for_ms: int
+    left_ms: int | None = None
+    room_for: Key | None = None
+
+
+class Standings(Struct, frozen=True, kw_only=True):
+    """All of one host. ``loads_left`` may still begin before the oldest of the last hour is an hour old."""
+
+    models: tuple[Standing, ...]
+    loads_left: int
+
+
+def ends_ms(known: Known, policy: ResidencyPolicy) -> int | None:
+    """When, by its own rules, a model's state may end or has to; None where no rule tells."""
+    match known.state:
+        case State.RESIDENT:
+            return known.since_ms + policy.resident_least_ms
+        case State.FAILED:
+            return known.retry_ms
+        case State.DRAINING:
+            return known.since_ms + policy.drain_ms
+        case State.PRESENT:
+            return known.turn_ms
+        case _:
+            return None
