@@ -5,7 +5,6 @@ Refuses to know why: what to say comes as actions of the exchange.
 """
 
 from agent.relay.attempt import Attempt
-from agent.relay.dialects.streams import SERVER_SENT
 from agent.relay.front import Client
 from agent.relay.headers import passed_down
 from agent.relay.intake import Request
@@ -50,8 +49,7 @@ class Answering:
         self.first_byte_ms = now_ms
         self.status = attempt.status
         self.release_body(attempt)
-        lines = passed_down(attempt.headers, events=attempt.stream is SERVER_SENT)
-        lines += self._voice.lines(self._asked, routed, number, attempt.status)
+        lines = attempt.lines + self._voice.lines(self._asked, routed, number, attempt.status)
         self._client.begin(attempt.status, lines, attempt.length)
         for data in attempt.held:
             if data:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from msgspec import Struct
+
 from agent.relay.accept import Roll
 from agent.relay.codes import RETRY_AFTER_S, message_of, status_of
 from agent.relay.dialects import relayed
@@ -16,7 +18,7 @@ from agent.relay.dialects.facts import BodyFault
 from agent.relay.driver import Courier
 from agent.relay.front import Answer, Client, Work
 from agent.relay.headers import Headers, request_id_of, value_of
-from agent.relay.intake import Request
+from agent.relay.intake import Head, Request
 from agent.relay.lines import line_of_answer
 from agent.relay.lists import JSON, Lists, greeting, health, running, version
 from agent.relay.parcel import Parcel
@@ -26,6 +28,7 @@ from agent.relay.voice import API_SIDE, ApiVoice
 from agent.relay.wiring import Wiring
 from router_core import limits
 from router_core.placement.hints import PREFIX, TRANSPORT
+from router_core.record.state import Dialect
 
 _HINT_PREFIX = PREFIX.encode("ascii")
 _MESH_OWN = frozenset(name.encode("ascii") for name in TRANSPORT)
@@ -76,15 +79,15 @@ class Doors:
             loopback=ip_address(ip).is_loopback,
         )
 
-    def judge(self, request: Request) -> str | None:
+    def judge(self, head: Head) -> str | None:
         """A fault code, or None. ``null`` is no origin, and a browser's cross-site request needs an allowed one."""
-        host = request.single[b"host"].lower()
+        host = head.single[b"host"].lower()
         if host not in self.hosts and _undotted(host) not in self.hosts:
             return "host_refused"
-        if request.named.keys().isdisjoint(_OF_PAGES):
+        if head.named.keys().isdisjoint(_OF_PAGES):
             return None
         origin = site = None
-        for name, value in request.headers:
+        for name, value in head.headers:
             if name == b"origin":
                 if origin is not None:
                     return "origin_refused"
@@ -95,31 +98,43 @@ class Doors:
             return None if origin in self.origins else "origin_refused"
         return "origin_refused" if site in (b"cross-site", b"same-site") else None
 
-    def takes_as_json(self, request: Request) -> bool:
+    def takes_as_json(self, head: Head) -> bool:
         """Whether the body may be read. On Ollama's routes a bare ``curl -d`` names another type, or none; that is
         believed of this host's own programs, and never of a browser's page."""
-        told = request.single.get(b"content-type", b"")
-        if b"content-encoding" in request.named:
+        told = head.single.get(b"content-type", b"")
+        if b"content-encoding" in head.named:
             return False
         if told == _JSON_TYPE:
             return True
         kind = told.partition(b";")[0].strip().lower()
         if kind == _JSON_TYPE:
             return True
-        if not self.loopback or not request.path.startswith(relayed.NATIVE_PREFIX):
+        if not self.loopback or not head.path.startswith(relayed.NATIVE_PREFIX):
             return False
-        if any(name in _OF_BROWSERS or name.startswith(b"sec-fetch-") for name, _ in request.headers):
+        if any(name in _OF_BROWSERS or name.startswith(b"sec-fetch-") for name, _ in head.headers):
             return False
         return not kind or kind == _FORM_TYPE or kind.startswith(b"text/")
 
-    def cors(self, request: Request) -> Headers:
+    def cors(self, head: Head) -> Headers:
         """The headers that let an allowed origin read the reply; none for anybody else."""
         if not self.origins:
             return []
-        told = [value for name, value in request.headers if name == b"origin"]
+        told = [value for name, value in head.headers if name == b"origin"]
         if len(told) != 1 or told[0] not in self.origins:
             return []
         return [(b"access-control-allow-origin", told[0]), (b"vary", b"Origin")]
+
+
+class Gist(Struct, frozen=True, kw_only=True):
+    """What a head says that begins a relayed request, whatever its body. ``request_id`` is the client's own;
+    ``hint_names`` are the headers besides ``x-pairmesh-*`` that ``hints`` were looked for in."""
+
+    dialect: Dialect
+    is_work: bool
+    request_id: str | None
+    hint_names: frozenset[bytes]
+    hints: tuple[tuple[str, str], ...]
+    voice: ApiVoice
 
 
 class ApiFront:
@@ -162,25 +177,13 @@ class ApiFront:
     # --- requests --------------------------------------------------------------------------------------------
 
     def judge(self, connection: Client, request: Request) -> Answer | None:
-        code = self._doors.judge(request)
-        if code is not None:
-            return self._error(request, code, keep=False)
-        if b"via" in request.named and _has_passed(request.headers):
-            return self._error(request, "loop_detected", keep=False)
-        route = route_for(request.path)
-        if route is None:
-            return self._error(request, "route_unknown")
-        if request.method not in route.methods:
-            if request.method == b"OPTIONS":
-                return self._preflight(request, route)
-            allow = [(b"allow", b", ".join((*route.methods, b"OPTIONS")))]
-            return self._error(request, "method", extra=allow)
-        if isinstance(route.what, Closed):
-            return self._error(request, route.what.value, keep=not request.has_body)
-        if isinstance(route.what, View):
-            return self._error(request, "bad_request", keep=False) if request.has_body else None
-        if not self._doors.takes_as_json(request):
-            return self._error(request, "media_type", keep=False)
+        head = request.head
+        gist = head.gist
+        if gist is None or gist.hint_names is not self._hint_names:
+            understood = self._understood(request)
+            if not isinstance(understood, Gist):
+                return understood
+            head.gist = understood
         phase = self._phase()
         if phase is not Phase.SERVING:
             code = "starting" if phase is Phase.STARTING else "shutting_down"
@@ -189,52 +192,84 @@ class ApiFront:
             return self._error(request, "overloaded", keep=False)
         return None
 
-    def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
-        route = route_for(request.path)
-        assert route is not None
-        assert not isinstance(route.what, Closed)
+    def _understood(self, request: Request) -> "Gist | Answer | None":
+        """What the head of a request that is relayed says; a refusal, or None if it only wants to see something."""
+        head = request.head
+        code = self._doors.judge(head)
+        if code is not None:
+            return self._error(request, code, keep=False)
+        if b"via" in head.named and _has_passed(head.headers):
+            return self._error(request, "loop_detected", keep=False)
+        route = route_for(head.path)
+        if route is None:
+            return self._error(request, "route_unknown")
+        if head.method not in route.methods:
+            if head.method == b"OPTIONS":
+                return self._preflight(request, route)
+            allow = [(b"allow", b", ".join((*route.methods, b"OPTIONS")))]
+            return self._error(request, "method", extra=allow)
+        if isinstance(route.what, Closed):
+            return self._error(request, route.what.value, keep=not request.has_body)
         if isinstance(route.what, View):
-            return self._viewed(request, route.what)
-        parcel = Parcel.read(relayed.read, route.what, body)
+            return self._error(request, "bad_request", keep=False) if request.has_body else None
+        if not self._doors.takes_as_json(head):
+            return self._error(request, "media_type", keep=False)
+        return Gist(
+            dialect=route.what,
+            is_work=head.path != relayed.SHOW,
+            request_id=request_id_of(head.named.get(b"x-request-id")),
+            hint_names=self._hint_names,
+            hints=self._hints(head),
+            voice=ApiVoice(relayed.tongue_of(head.path), self._doors.cors(head)),
+        )
+
+    def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
+        gist = request.head.gist
+        if gist is None:
+            return self._viewed(request)
+        assert isinstance(gist, Gist)
+        parcel = Parcel.read(relayed.read, gist.dialect, body)
         if isinstance(parcel, BodyFault):
             return self._error(request, parcel.value)
         if parcel.facts.unloads:
             return self._error(request, Closed.ENGINE_ADMIN.value)
         asked = Asked(
-            request_id=request_id_of(request.named.get(b"x-request-id"))
-            or f"{self._w.rng.getrandbits(128):032x}",
-            dialect=route.what,
+            request_id=gist.request_id or f"{self._w.rng.getrandbits(128):032x}",
+            dialect=gist.dialect,
             facts=parcel.facts,
-            headers=self._hints(request),
+            headers=gist.hints,
             caller="local",
             body_bytes=len(body),
             accepted_ms=request.accepted_ms,
-            is_work=request.path != relayed.SHOW,
+            is_work=gist.is_work,
         )
-        voice = ApiVoice(relayed.tongue_of(request.path), self._doors.cors(request))
-        return Courier(self._w, self._place(asked), voice, connection, request, asked, parcel).start()
+        return Courier(self._w, self._place(asked), gist.voice, connection, request, asked, parcel).start()
 
     def fault(self, connection: Client, request: Request | None, code: str) -> Answer:
         return self._error(request, code, keep=False)
 
     def answered(self, connection: Client, request: Request | None, answer: Answer) -> None:
-        route = None if request is None else route_for(request.path)
+        route = None if request is None else route_for(request.head.path)
         template = None if route is None else route.template
         now = self._w.clock.boot_ms()
         self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))
 
-    def _hints(self, request: Request) -> tuple[tuple[str, str], ...]:
-        named = request.named
+    def _hints(self, head: Head) -> tuple[tuple[str, str], ...]:
+        named = head.named
         if self._hint_names.isdisjoint(named) and _HINT_PREFIX not in b"\n".join(named):
             return ()
         told = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in request.headers
+            for name, value in head.headers
             if (name.startswith(_HINT_PREFIX) and name not in _MESH_OWN) or name in self._hint_names
         ]
         return tuple(told)
 
-    def _viewed(self, request: Request, view: View) -> Answer:
+    def _viewed(self, request: Request) -> Answer:
+        route = route_for(request.head.path)
+        assert route is not None
+        view = route.what
+        assert isinstance(view, View)
         if view is View.HEALTH:
             answer: Answer | None = health(self._phase())
         elif view is View.GREETING:
@@ -248,19 +283,19 @@ class ApiFront:
         elif view is View.VERSION:
             answer = version(self._listing())
         else:
-            answer = self._lists.model(self._listing(), request.path[len(MODEL) :])
+            answer = self._lists.model(self._listing(), request.head.path[len(MODEL) :])
         if answer is None:
             return self._error(request, "route_unknown" if view is View.VERSION else "model_absent")
-        cors = self._doors.cors(request)
+        cors = self._doors.cors(request.head)
         if not cors:
             return answer
         return Answer(status=answer.status, headers=answer.headers + cors, body=answer.body)
 
     def _preflight(self, request: Request, route: Route) -> Answer:
         headers: Headers = [(b"allow", b", ".join((*route.methods, b"OPTIONS")))]
-        cors = self._doors.cors(request)
+        cors = self._doors.cors(request.head)
         if cors:
-            asked = value_of(request.headers, b"access-control-request-headers")
+            asked = value_of(request.head.headers, b"access-control-request-headers")
             headers += cors
             headers.append((b"access-control-allow-methods", b", ".join(route.methods)))
             headers.append((b"access-control-max-age", _PREFLIGHT_AGE))
@@ -276,7 +311,7 @@ class ApiFront:
         if status in (429, 503):
             headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         if request is not None:
-            headers += self._doors.cors(request)
-        tongue = relayed.tongue_of(b"" if request is None else request.path)
+            headers += self._doors.cors(request.head)
+        tongue = relayed.tongue_of(b"" if request is None else request.head.path)
         body = tongue.error(status, code, message_of(code))
         return Answer(status=status, headers=headers, body=body, code=code, keep=keep)

@@ -5,11 +5,12 @@ from enum import Enum
 from functools import partial
 
 from agent.engines.contract import Marks
-from agent.relay.dialects.streams import Stream, stream_of
+from agent.relay.dialects.streams import SERVER_SENT, Stream, stream_of
 from agent.relay.dialects.tail import Tail
-from agent.relay.headers import Headers, value_of
+from agent.relay.headers import Headers, passed_down, value_of
 from agent.relay.ports import Asked, AttemptReport, FirstBytes, Routed
 from agent.relay.route import decode_state
+from agent.relay.upstream import AnswerHead
 from router_core.exchange.events import Outcome
 from router_core.placement.reasons import Cause as RefusalCause
 
@@ -32,7 +33,8 @@ class Mode(Enum):
 
 
 class Attempt:
-    """Mutable notes of one attempt. Times are boot milliseconds."""
+    """Mutable notes of one attempt. Times are boot milliseconds. ``lines`` are those of ``headers`` that may come
+    down, as an answer that begins passes them on."""
 
     __slots__ = (
         "body",
@@ -45,6 +47,7 @@ class Attempt:
         "held",
         "last_byte_ms",
         "length",
+        "lines",
         "mode",
         "peer",
         "refusal",
@@ -65,6 +68,7 @@ class Attempt:
         self.continued = False
         self.status = 0
         self.headers: Headers = []
+        self.lines = b""
         self.length: int | None = None
         self.mode = Mode.PASS
         self.refusal = ""
@@ -85,11 +89,16 @@ class Attempt:
         if waiting is not None:
             waiting()
 
-    def heard_head(self, status: int, headers: Headers, length: int | None, now_ms: float) -> None:
-        self.status, self.headers, self.length = status, headers, length
+    def heard_head(self, head: AnswerHead, length: int | None, now_ms: float) -> None:
+        gist = head.gist
+        if gist is None:
+            stream = stream_of(value_of(head.headers, b"content-type"))
+            gist = head.gist = stream, passed_down(head.headers, events=stream is SERVER_SENT)
+        stream, self.lines = gist
+        self.status, self.headers, self.length = head.status, head.headers, length
         self.head_ms = now_ms
-        self.mode = Mode.PASS if status < 400 else Mode.HOLD
-        self.tail = Tail(stream_of(value_of(headers, b"content-type")))
+        self.mode = Mode.PASS if head.status < 400 else Mode.HOLD
+        self.tail = Tail(stream)
 
     def heard_peer(self, headers: Headers) -> tuple[bytes, bytes] | None:
         """Note a peer's own refusal or fault; the record it sent along as (signed, signature)."""

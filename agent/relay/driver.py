@@ -13,14 +13,13 @@ from typing import Any
 from agent.relay.answering import Answering
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
 from agent.relay.front import Client
-from agent.relay.headers import Headers
 from agent.relay.intake import Request
 from agent.relay.parcel import Parcel
 from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request, place_of
 from agent.relay.pool import ConnectFailed
 from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from agent.relay.route import format_route, route_of
-from agent.relay.upstream import UpstreamConnection
+from agent.relay.upstream import AnswerHead, UpstreamConnection
 from agent.relay.wiring import Voice, Wiring, tell_breakers
 from router_core.exchange import events as ev
 from router_core.exchange.failure import Cause, FailureClass
@@ -169,18 +168,18 @@ class Courier:
         attempt.continued = True
         self._hear(ev.Continued(attempt=self._machine.attempt))
 
-    def head(self, status: int, headers: Headers, length: int | None) -> None:
+    def head(self, head: AnswerHead, length: int | None) -> None:
         attempt = self._attempt
         assert attempt is not None
-        attempt.heard_head(status, headers, length, self._tick())
-        if attempt.peer and (state := attempt.heard_peer(headers)) is not None:
+        attempt.heard_head(head, length, self._tick())
+        if attempt.peer and (state := attempt.heard_peer(head.headers)) is not None:
             self._w.heard_state(*state)
         if attempt.mode is Mode.PASS:
             if attempt.peer and not attempt.continued:
                 self._abort_upstream()
                 self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.PROTOCOL))
             else:
-                self._step(ev.HeadReceived(attempt=self._machine.attempt, status=status))
+                self._step(ev.HeadReceived(attempt=self._machine.attempt, status=head.status))
         elif attempt.peer and not attempt.continued and self._upstream is not None:
             self._upstream.send_no_body()
 

@@ -161,14 +161,14 @@ class IngressFront:
         if member is None:
             connection.abort()
             return _told(status_of("role"), "role", _ERROR)
-        method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+        method, path = request.head.method.decode("latin-1"), request.head.path.decode("latin-1")
         verdict = routes.allowed(routes.Port.INGRESS, method, path, member.roles)
-        dialect = RELAYED.get(request.path)
+        dialect = RELAYED.get(request.head.path)
         if verdict is routes.Answer.FORBIDDEN:
             return _told(status_of("role"), "role", _ERROR)
         if verdict is routes.Answer.NOT_FOUND or dialect is None:
             return _told(status_of("route_unknown"), "route_unknown", _ERROR)
-        if request.single.get(b"content-type") != b"application/json":
+        if request.head.single.get(b"content-type") != b"application/json":
             return self._error("media_type", keep=False)
         route, model, length = _announced(request)
         if route is None or model is None or length is None:
@@ -178,7 +178,7 @@ class IngressFront:
         if len(self._w.in_hand) >= limits.REQUESTS_IN_FLIGHT:
             return self._error("overloaded")
         now = self._w.clock.boot_ms()
-        is_work = request.path != SHOW
+        is_work = request.head.path != SHOW
         if is_work:
             cause = self._admission.admit(route, model, dialect, now)
         else:
@@ -204,7 +204,7 @@ class IngressFront:
             return self._error("engine_admin_disabled")
         connection.caller = None
         asked = Asked(
-            request_id=request_id_of(request.named.get(b"x-request-id")) or call.route.decision_id,
+            request_id=request_id_of(request.head.named.get(b"x-request-id")) or call.route.decision_id,
             dialect=call.dialect,
             facts=parcel.facts,
             headers=(),
@@ -225,8 +225,8 @@ class IngressFront:
         return _told(status_of(code), code, _ERROR)
 
     def answered(self, connection: Client, request: Request | None, answer: Answer) -> None:
-        known = request is not None and request.path in RELAYED
-        template = request.path.decode("ascii") if known and request is not None else None
+        known = request is not None and request.head.path in RELAYED
+        template = request.head.path.decode("ascii") if known and request is not None else None
         now = self._w.clock.boot_ms()
         self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))
 
@@ -297,7 +297,7 @@ def _told(status: int, code: str, name: bytes, state: Headers | None = None, *, 
 def _announced(request: Request) -> tuple[RouteHeader | None, str | None, int | None]:
     """Route, model and body length as the head announces them, each None if missing, repeated or malformed."""
     told: dict[bytes, bytes] = {}
-    for name, value in request.headers:
+    for name, value in request.head.headers:
         if name in _ANNOUNCED:
             if name in told:
                 return None, None, None

@@ -6,7 +6,7 @@ parser hold each other: a reader that is done lets go, or what it read would sta
 Refuses to know sockets, routes and who is asking.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import httptools
 
@@ -26,23 +26,24 @@ _BODY_OVERHEAD: Final = limits.REQUEST_HEAD
 """Framing bytes (chunk heads, extensions, trailers) that a chunked body may spend without body bytes."""
 
 
-class Request:
-    """One request head, checked for hygiene. Header names are lower-case bytes, times boot milliseconds.
+class Head:
+    """One request head, checked for hygiene. Header names are lower-case bytes.
 
     ``single`` has the first value of each name as it came; ``headers``, and first values in ``named``, lack what
-    ``Connection`` nominates.
+    ``Connection`` nominates. None of them has the body's length, so that requests may share a head. What is made of a
+    head whatever the body is kept with it: ``gist`` by the front that it came to, ``passed`` by who passes it on.
     """
 
     __slots__ = (
-        "accepted_ms",
         "chunked",
         "close",
         "expects",
+        "gist",
         "headers",
         "http11",
-        "length",
         "method",
         "named",
+        "passed",
         "path",
         "query",
         "single",
@@ -55,16 +56,29 @@ class Request:
         self.headers = headers
         self.single: dict[bytes, bytes] = {}
         self.named = self.single
-        self.length = 0
         self.chunked = False
         self.close = False
         self.expects = False
         self.http11 = True
+        self.gist: Any = None
+        self.passed: bytes | None = None
+
+
+class Request:
+    """One request: its head, the ``length`` its head tells, and whether the connection has to ``close`` after it. Times
+    are boot milliseconds."""
+
+    __slots__ = ("accepted_ms", "close", "head", "length")
+
+    def __init__(self, head: Head, length: int) -> None:
+        self.head = head
+        self.length = length
+        self.close = head.close
         self.accepted_ms = 0
 
     @property
     def has_body(self) -> bool:
-        return self.chunked or self.length > 0
+        return self.head.chunked or self.length > 0
 
 
 class HeadReader:
@@ -79,6 +93,11 @@ class HeadReader:
         self._raw = b""
         self._complete = False
         self._upgrade = False
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes of the head so far."""
+        return self._raw
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -147,13 +166,13 @@ class HeadReader:
         path, _, query = target.partition(b"?")
         if not _clean_path(path):
             return "bad_request"
-        request = Request(method, path, query, self._headers)
-        request.http11 = version == "1.1"
-        return self._framed(request) or request
+        head = Head(method, path, query, self._headers)
+        head.http11 = version == "1.1"
+        return self._framed(head)
 
-    def _framed(self, request: Request) -> str | None:
-        headers = request.headers
-        single = request.single = request.named = dict(headers)
+    def _framed(self, head: Head) -> Request | str:
+        headers, size = head.headers, 0
+        single = head.single = head.named = dict(headers)
         if len(single) < len(headers):
             seen: set[bytes] = set()
             for name, value in reversed(headers):
@@ -168,29 +187,30 @@ class HeadReader:
                     tokens.update(token.strip().lower() for token in value.split(b","))
         if not single.get(b"host"):
             return "bad_request"
-        coding, length = single.get(b"transfer-encoding"), single.get(b"content-length")
+        coding, length = single.get(b"transfer-encoding"), single.pop(b"content-length", None)
         if coding is not None:
-            if length is not None or coding.lower() != b"chunked" or not request.http11:
+            if length is not None or coding.lower() != b"chunked" or not head.http11:
                 return "bad_request"
-            request.chunked = True
+            head.chunked = True
         elif length is not None:
             if not length.isdigit() or len(length) > 18:
                 return "bad_request"
-            request.length = int(length)
+            size = int(length)
+            head.headers = headers = [field for field in headers if field[0] != b"content-length"]
         upgrade = single.get(b"upgrade")
-        if request.method == b"CONNECT" or (upgrade is not None and upgrade.lower() != b"h2c"):
+        if head.method == b"CONNECT" or (upgrade is not None and upgrade.lower() != b"h2c"):
             return "bad_request"
         expect = single.get(b"expect")
         if expect is not None:
             if expect.lower() != b"100-continue":
                 return "expectation"
-            request.expects = request.http11
-        request.close = not request.http11 or b"close" in tokens or upgrade is not None
+            head.expects = head.http11
+        head.close = not head.http11 or b"close" in tokens or upgrade is not None
         tokens -= _JUDGED
         if not tokens.isdisjoint(single):
-            request.headers = [field for field in headers if field[0] not in tokens]
-            request.named = {name: value for name, value in single.items() if name not in tokens}
-        return None
+            head.headers = [field for field in headers if field[0] not in tokens]
+            head.named = {name: value for name, value in single.items() if name not in tokens}
+        return Request(head, size)
 
 
 _MODEL_PATH: Final = b"/v1/models/"
@@ -217,7 +237,7 @@ class BodyReader:
         self._spent = 0
         self._growing: bytearray | None = None
         self.body: bytes | bytearray = b""
-        if request.chunked:
+        if request.head.chunked:
             self._growing = bytearray()
             self._chunks = httptools.HttpRequestParser(self)
             self._chunks.feed_data(_CHUNKED_HEAD)

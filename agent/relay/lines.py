@@ -12,11 +12,11 @@ def line_of_answer(
     """A request that was answered without an endpoint; ``request`` is None if its head never became one."""
     return AccessLine(
         side=side,
-        method="-" if request is None else request.method.decode("ascii"),
+        method="-" if request is None else request.head.method.decode("ascii"),
         route=template or "-",
         status=answer.status,
         code=answer.code,
-        request_id=None if request is None else request_id_of(request.named.get(b"x-request-id")),
+        request_id=None if request is None else request_id_of(request.head.named.get(b"x-request-id")),
         decision_id=None,
         peer=None,
         bytes_in=0 if request is None else request.length,
@@ -48,8 +48,8 @@ def line_of_exchange(
         decided = turned.decision_id
     return AccessLine(
         side=side,
-        method=request.method.decode("ascii"),
-        route=request.path.decode("ascii"),
+        method=request.head.method.decode("ascii"),
+        route=request.head.path.decode("ascii"),
         status=status,
         code=code,
         request_id=asked.request_id,

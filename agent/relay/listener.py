@@ -14,7 +14,8 @@ from typing import Any, cast
 from agent.effects.clock import Clock
 from agent.relay.front import Answer, Buffered, Front, Work
 from agent.relay.headers import Dates, lines_of, reply_head
-from agent.relay.intake import BodyReader, HeadReader, Request
+from agent.relay.intake import BodyReader, Head, HeadReader, Request
+from agent.relay.repeats import Repeats
 from router_core import limits
 
 _DRAIN_BYTES = 64 * limits.KIB
@@ -49,6 +50,7 @@ class ServerConnection(asyncio.Protocol):
         self._phase = Phase.CLOSED
         self._transport: asyncio.Transport
         self._head: HeadReader | None = None
+        self._repeats: Repeats[Head] = Repeats()
         self._request: Request | None = None
         self._body: BodyReader | None = None
         self._body_since = 0
@@ -132,12 +134,17 @@ class ServerConnection(asyncio.Protocol):
 
     def _read_head(self, data: bytes) -> None:
         now = self._clock.boot_ms()
-        if self._phase is Phase.IDLE:
+        reader = self._head
+        if reader is None:
             self._phase = Phase.HEAD
-            self._head = HeadReader()
+            again = self._repeats.recall(data)
+            if again is not None:
+                head, length, end = again
+                self._take_in(Request(head, length), data, end, now)
+                return
+            reader = self._head = HeadReader()
             self.deadline = now + limits.REQUEST_HEAD_TIME
-        assert self._head is not None
-        read = self._head.feed(data)
+        read = reader.feed(data)
         if read is None:
             return
         request, end = read
@@ -145,28 +152,35 @@ class ServerConnection(asyncio.Protocol):
         if isinstance(request, str):
             self._refuse(self._front.fault(self, None, request))
             return
+        if request.length and not request.close:
+            self._repeats.remember(reader.raw, request.head)
+        self._take_in(request, data, end, now)
+
+    def _take_in(self, request: Request, data: bytes, end: int, now: int) -> None:
+        """A head has been read, up to ``end`` of ``data``: judge it, then have the body."""
         request.accepted_ms = now
         self._request = request
         self.bytes_out = 0
+        length, chunked = request.length, request.head.chunked
         refusal = self._front.judge(self, request)
-        if refusal is None and request.length > limits.REQUEST_BODY:
+        if refusal is None and length > limits.REQUEST_BODY:
             refusal = self._front.fault(self, request, "body_too_large")
-        if refusal is None and not self._take(request.length):
+        if refusal is None and length and not self._take(length):
             refusal = self._front.fault(self, request, "overloaded")
         if refusal is not None:
             self._turn_down(refusal, request, data[end:])
             return
-        stop = end + request.length
-        if stop <= len(data) and not request.chunked:
+        stop = end + length
+        if stop <= len(data) and not chunked:
             self._complete(request, data[end:stop], data[stop:])
             return
         self._body = BodyReader(request)
-        self._body_since = request.accepted_ms
+        self._body_since = now
         self._phase = Phase.BODY
-        self.deadline = self._body_since + limits.BODY_PACE_GRACE
+        self.deadline = now + limits.BODY_PACE_GRACE
         if end < len(data):
             self._read_body(data[end:])
-        elif request.expects:
+        elif request.head.expects:
             self._transport.write(_CONTINUE)
 
     def _read_body(self, data: bytes) -> None:
@@ -175,7 +189,7 @@ class ServerConnection(asyncio.Protocol):
         assert request is not None
         before = reader.received
         verdict, rest = reader.feed(data)
-        if request.chunked and not self._take(reader.received - before):
+        if request.head.chunked and not self._take(reader.received - before):
             verdict = "overloaded"
         if verdict is False:
             return
@@ -206,7 +220,7 @@ class ServerConnection(asyncio.Protocol):
             self._phase = Phase.WAIT
             self._keep_for_later(rest)
             self._answer(refusal, keep=True)
-        elif refusal.keep and request.expects and request.chunked:
+        elif refusal.keep and request.head.expects and request.head.chunked:
             self._phase = Phase.EMPTY
             self.deadline = self._clock.boot_ms() + _EMPTY_MS
             self._write_answer(refusal, close=False)
@@ -266,7 +280,7 @@ class ServerConnection(asyncio.Protocol):
         request = self._request
         assert request is not None
         self._phase = Phase.REPLY
-        self._chunked = chunked = length is None and request.http11
+        self._chunked = chunked = length is None and request.head.http11
         close = request.close or self._closing
         self._out.append(reply_head(status, self._date(), lines, length=length, chunked=chunked, close=close))
 
@@ -363,7 +377,7 @@ class ServerConnection(asyncio.Protocol):
         head = reply_head(
             answer.status, self._date(), lines_of(answer.headers), length=length, chunked=False, close=close
         )
-        silent = bodyless or (self._request is not None and self._request.method == b"HEAD")
+        silent = bodyless or (self._request is not None and self._request.head.method == b"HEAD")
         self.bytes_out = 0 if silent else len(answer.body)
         self._transport.write(head if silent else head + answer.body)
 

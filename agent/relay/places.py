@@ -113,12 +113,12 @@ def engine_request(
 ) -> bytes:
     """The head that goes to an own engine."""
     return engine_head(
-        path=request.path,
+        path=request.head.path,
         host=endpoint.host,
         length=length,
         request_id=asked.request_id,
         attempt=attempt,
-        passed=passed_up(request.headers, rng, endpoint.pass_headers),
+        passed=passed_up(request.head.headers, rng, endpoint.pass_headers),
         authorization=endpoint.authorization,
     )
 
@@ -129,11 +129,11 @@ def peer_request(
     """The head that goes to a peer's ingress."""
     assert routed.node is not None
     return peer_head(
-        path=request.path,
+        path=request.head.path,
         node=routed.node,
         length=length,
         request_id=asked.request_id,
-        passed=passed_up(request.headers, rng),
+        passed=passed_up(request.head.headers, rng),
         route=route,
         model=routed.served,
     )

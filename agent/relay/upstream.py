@@ -9,13 +9,14 @@ failure: a ``Sink`` hears of it.
 import asyncio
 import re
 import ssl
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 from msgspec import Struct
 
 from agent.relay.headers import Headers
 from agent.relay.ports import Admits
+from agent.relay.repeats import Repeats
 from router_core import limits
 from router_core.exchange.failure import Cause
 
@@ -52,12 +53,25 @@ class Options(Struct, frozen=True, kw_only=True):
     admits: Admits | None = None
 
 
+class AnswerHead:
+    """The final head of an answer, without the body's length, so that answers may share it. ``reusable``: the socket may
+    serve again after it. ``gist`` is what its reader made of it."""
+
+    __slots__ = ("gist", "headers", "reusable", "status")
+
+    def __init__(self, status: int, headers: Headers, *, reusable: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.reusable = reusable
+        self.gist: Any = None
+
+
 class Sink(Protocol):
     """Who asked. Nothing is told after ``ended``, ``lost``, or once the connection was let go."""
 
     def continued(self) -> None: ...
 
-    def head(self, status: int, headers: Headers, length: int | None) -> None:
+    def head(self, head: AnswerHead, length: int | None) -> None:
         """``length`` is None when the end is told by chunks or by closing."""
 
     def data(self, data: bytes, ended: bool) -> None:
@@ -90,6 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._raw = b""
+        self._repeats: Repeats[AnswerHead] = Repeats()
         self._headers: Headers = []
         self._status = 0
         self._interim = 0
@@ -245,6 +260,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _read_head(self, data: bytes, sink: Sink) -> bytes | None:
         """What follows the final head, or None if there is more to wait for."""
+        again = None if self._raw else self._repeats.recall(data)
+        if again is not None:
+            known, self._left, end = again
+            self._chunked, self._reusable, self._in_body = False, known.reusable, True
+            sink.head(known, self._left)
+            return data[end:]
         self._raw = raw = self._raw + data if self._raw else data
         while True:
             end = raw.find(b"\r\n\r\n")
@@ -274,8 +295,12 @@ class UpstreamConnection(asyncio.Protocol):
         if not self._frame(parser):
             self._lose(Cause.PROTOCOL)
             return None
+        headers = [field for field in self._headers if field[0] != b"content-length"]
+        answer = AnswerHead(self._status, headers, reusable=self._reusable)
+        if self._reusable and self._left:
+            self._repeats.remember(head, answer)
         self._in_body = True
-        sink.head(self._status, self._headers, self._left)
+        sink.head(answer, self._left)
         return raw
 
     def _frame(self, parser: httptools.HttpResponseParser) -> bool:

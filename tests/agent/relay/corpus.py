@@ -12,6 +12,7 @@ from tests.agent.relay.client import BODY
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HOST = b"@host\r\n"
 TYPE = b"@type\r\n"
+JSON = b"Content-Type: application/json\r\n"
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 assert len(BODY) == 60, "lengths in the cases below are spelled out"
 TE = b"Transfer-Encoding: chunked\r\n"
@@ -31,6 +32,11 @@ class Case(Struct, frozen=True, kw_only=True):
     served: bool = False
     close: bool = True
     ingress: int | None = None
+
+
+def at_api(raw: bytes, port: int) -> bytes:
+    """``raw`` as a client of the API at ``port`` sends it."""
+    return raw.replace(HOST, b"Host: 127.0.0.1:%d\r\n" % port).replace(TYPE, JSON)
 
 
 def head(*fields: bytes, line: bytes = LINE, body: bytes = b"") -> bytes:

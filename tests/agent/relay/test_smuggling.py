@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import h11
 import pytest
@@ -11,30 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.effects.clock import SystemClock
-from agent.relay.codes import status_of
-from agent.relay.front import Answer, Buffered
-from agent.relay.front import Client as Connection
-from agent.relay.headers import Dates, engine_head, passed_up
+from agent.relay.headers import engine_head, passed_up
 from agent.relay.intake import Request
-from agent.relay.listener import ServerConnection
 from tests.agent.relay.client import BODY, CHAT, Client, ask
-from tests.agent.relay.corpus import ALL, CHUNKED, HOST, LAST, LENGTH, SERVED, TE, TYPE, Case, head
+from tests.agent.relay.corpus import (
+    ALL,
+    CHUNKED,
+    HOST,
+    JSON,
+    LAST,
+    LENGTH,
+    SERVED,
+    TE,
+    TYPE,
+    Case,
+    at_api,
+    head,
+)
 from tests.agent.relay.ingress_rig import ROUTE, ingress
 from tests.agent.relay.rig import Relay, running
+from tests.agent.relay.wire import taken
 from tests.support.recorder import Recorder
 from tests.support.until import until
 
-JSON = b"Content-Type: application/json\r\n"
 ANNOUNCED = b"X-Pairmesh-Route: %s\r\nX-Pairmesh-Model: m\r\nX-Pairmesh-Length: %d\r\n" % (
     ROUTE.encode(),
     len(BODY),
 )
 PROBE = b"GET /probe HTTP/1.1\r\n" + HOST + b"\r\n"
-
-
-def at_api(raw: bytes, port: int) -> bytes:
-    return raw.replace(HOST, b"Host: 127.0.0.1:%d\r\n" % port).replace(TYPE, JSON)
 
 
 def at_ingress(raw: bytes) -> bytes:
@@ -165,66 +168,6 @@ async def test_requests_sent_at_once_are_answered_one_by_one_in_their_order() ->
         client.close()
 
 
-class Wire(asyncio.Transport):
-    """A transport that takes everything at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever buffered."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-
-class Taken:
-    """A front that takes every request and answers it at once."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[Request, bytes]] = []
-
-    def opened(self, connection: Connection) -> None: ...
-
-    def closed(self, connection: Connection) -> None: ...
-
-    def judge(self, connection: Connection, request: Request) -> None: ...
-
-    def serve(self, connection: Connection, request: Request, body: bytes | bytearray) -> Answer:
-        self.requests.append((request, bytes(body)))
-        return Answer(status=200, headers=[], body=b"")
-
-    def fault(self, connection: Connection, request: Request | None, code: str) -> Answer:
-        return Answer(status=status_of(code), headers=[], body=b"", code=code, keep=False)
-
-    def answered(self, connection: Connection, request: Request | None, answer: Answer) -> None: ...
-
-
-async def taken(pieces: list[bytes]) -> list[tuple[Request, bytes]]:
-    """The requests that a connection reads out of ``pieces``."""
-    front, wire = Taken(), Wire()
-    connection = ServerConnection(front, SystemClock(), Dates(), Buffered())
-    connection.connection_made(wire)
-    for piece in pieces:
-        if wire.closed:
-            break
-        connection.data_received(piece)
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    connection.connection_lost(None)
-    return front.requests
-
-
 async def test_a_request_with_too_much_behind_it_is_not_begun() -> None:
     request = at_api(head(LENGTH, body=BODY), 80)
     assert len(await taken([request + b"x" * 65_536])) == 1
@@ -236,7 +179,7 @@ Read = tuple[bytes, bytes, bytes]
 
 
 def target_of(request: Request) -> bytes:
-    return request.path + (b"?" + request.query if request.query else b"")
+    return request.head.path + (b"?" + request.head.query if request.head.query else b"")
 
 
 def other_reading(raw: bytes) -> list[Read]:
@@ -264,9 +207,9 @@ def readings(raw: bytes, pieces: list[bytes]) -> list[Read]:
     """What the connection reads, having held each request that would go upstream to its one meaning."""
     requests = asyncio.run(taken(pieces))
     for request, body in requests:
-        passed = passed_up(request.headers, Random(1), frozenset({b"x-a"}))
+        passed = passed_up(request.head.headers, Random(1), frozenset({b"x-a"}))
         sent = engine_head(
-            path=request.path,
+            path=request.head.path,
             host=b"u:1",
             length=len(body),
             request_id="r",
@@ -274,8 +217,8 @@ def readings(raw: bytes, pieces: list[bytes]) -> list[Read]:
             passed=passed,
             authorization=None,
         )
-        assert other_reading(sent + body) == [(b"POST", request.path, body)]
-    return [(request.method, target_of(request), body) for request, body in requests]
+        assert other_reading(sent + body) == [(b"POST", request.head.path, body)]
+    return [(request.head.method, target_of(request), body) for request, body in requests]
 
 
 @pytest.mark.threat("T32")
