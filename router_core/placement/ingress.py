@@ -48,6 +48,8 @@ def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
         return None
     if ask.resident and not row.resident and 1000.0 * row.load_s > ask.wait_ms:
         return Cause.COLD
+    if not warm and 1000.0 * _other_load_s(row, fleet) > ask.wait_ms:
+        return Cause.COLD
     wait_s = local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
     return Cause.WAIT_EXCEEDED if 1000.0 * wait_s > ask.wait_ms else None
 
@@ -65,6 +67,12 @@ def _open_row(ask: IngressAsk, fleet: Fleet) -> Row | Cause:
     if row is None or row.down is not None or not row.dialects & ask.dialect:
         return Cause.MODEL_ABSENT
     return row
+
+
+def _other_load_s(row: Row, fleet: Fleet) -> float:
+    """Seconds until what its engine loads now is in memory. Engines load one model after the other, or all of them more
+    slowly: either way a further load is not done before."""
+    return max([each.load_s for each in fleet.rows if each.loading and each.key == row.key], default=0.0)
 
 
 def own_row(fleet: Fleet, endpoint: str, model: str) -> Row | None:

@@ -67,6 +67,23 @@ def test_a_model_that_is_being_unloaded_takes_nothing_new_however_patient():
     assert admit(asked(model="other"), a_fleet(mine(model="other"), live=live), NOW) is None
 
 
+def test_a_cold_request_waits_for_no_other_load_unless_it_has_the_time():
+    """Loads are serialised: until the one under way ends, the router may know a better place."""
+    cold, other = mine(resident=False), mine(model="other", resident=False, loading=True, load_s=8.0)
+    fleet = a_fleet(cold, other)
+    ask = asked(resident=False)
+    assert admit(ask, fleet, NOW) is Cause.COLD
+    assert admit(asked(resident=False, wait_ms=9_000), fleet, NOW) is None
+    assert admit(asked(resident=False, wait_ms=60_000), fleet, NOW) is None, "it is sent again, and stays"
+    assert admit(asked(model="other", resident=False), fleet, NOW) is None, "its own load is the one"
+    assert admit(ask, a_fleet(mine(), other), NOW) is None, "what is in memory is served beside a load"
+    elsewhere = a_row(
+        "me", is_self=True, key=f"{node_id_of(ME)}/ollama", model="other", loading=True, load_s=8.0
+    )
+    assert admit(ask, a_fleet(cold, elsewhere), NOW) is None
+    assert admit(ask, a_fleet(cold, a_row("a", model="other", loading=True, load_s=8.0)), NOW) is None
+
+
 def test_live_work_decides_over_what_was_published():
     ledger = a_ledger()
     fleet = a_fleet(mine(slots=1), live=Live(ledger=ledger))
