@@ -133,6 +133,10 @@ class ModelResidency:
         """Memory that the load under way will take."""
         return -(-self._machine.reserved_bytes // _MIB)
 
+    def loads(self, key: Key) -> bool:
+        """Whether a load of this model is an order of ours."""
+        return key == self._machine.loading
+
     def standings(self) -> Standings | None:
         """Where the models stand, for people; None while it is off."""
         return self._machine.standings(self._clock.boot_ms()) if self._on else None

@@ -14,6 +14,7 @@ from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside
 from agent.engines.watch import EngineWatch, KeyedManifest
 from agent.node.draining import Drains
+from agent.node.loads import SeenLoads
 from agent.node.own_work import own_work
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.observe.instruments import LoadMetrics
@@ -126,6 +127,12 @@ class HostRooms:
             metrics=self.load_metrics,
             policy=residency_policy,
         )
+        self._loads = SeenLoads(
+            self.load_metrics,
+            endpoints=self.engines.endpoints,
+            ordered=self.residency.loads,
+            clock=clock,
+        )
 
     def _gpus(self, ground: Ground, binding: str) -> NvmlClient | None:
         if ground.settings.sampling.nvml == "off":
@@ -141,6 +148,7 @@ class HostRooms:
         )
 
     def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
+        self._loads.engine_changed(status)
         self.speaking.engine_changed(status, urgent)
         if urgent:
             self.residency.noticed()

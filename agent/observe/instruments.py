@@ -13,12 +13,19 @@ from agent.observe.metrics import Counter, Family, Histogram
 from router_core.placement.decision import Decision
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import HintNote
+from router_core.placement.request import HintNote, RequestClass
+from router_core.placement.residency.events import Trigger
 from router_core.policy.authority import AuthorityMode
 
 _DECISION_SECONDS: Final = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 _LOAD_SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _WAIT_SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0)
+_CLASSES: Final = tuple((each.value,) for each in RequestClass)
+_LOADS: Final = (
+    ("request", "ok"),
+    ("request", "failed"),
+    *itertools.product((trigger.value for trigger in Trigger), ("ok", "failed", "overdue")),
+)
 _LN_ERROR: Final = (-2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -42,11 +49,12 @@ class DecisionMetrics:
         self._attempts = Counter("pairmesh_attempts_total", "Attempts by how they ended.", ("result",))
         self._refusals = Counter("pairmesh_refusals_total", "Requests a peer's ingress declined.", ("cause",))
         self._cancelled = Counter("pairmesh_cancelled_total", "Requests cut short.", ("by",))
-        self._shed = Counter("pairmesh_shed_total", "Requests shed by saturation.", ("class",))
+        self._shed = Counter("pairmesh_shed_total", "Requests shed by saturation.", ("class",), _CLASSES)
         self._waits = Histogram(
             "pairmesh_queue_wait_seconds",
             "Time requests waited in the router for room.",
             ("class",),
+            known=_CLASSES,
             bounds=_WAIT_SECONDS,
         )
 
@@ -130,14 +138,19 @@ class RelayMetrics:
 
 
 class LoadMetrics:
-    """Models that this node had its engines load: why, how that ended, how long it took."""
+    """Models that engines of this node loaded: why, how that ended, how long it took."""
 
     def __init__(self) -> None:
         self.loads = Counter(
-            "pairmesh_model_loads_total", "Loads this node ordered of its engines.", ("trigger", "result")
+            "pairmesh_model_loads_total",
+            "Loads of this node's engines, by a request or ahead of it.",
+            ("trigger", "result"),
+            known=_LOADS,
         )
         self.seconds = Histogram(
-            "pairmesh_model_load_seconds", "Time from the order to a model that serves.", bounds=_LOAD_SECONDS
+            "pairmesh_model_load_seconds",
+            "Time from when a load was ordered or seen to a model that serves.",
+            bounds=_LOAD_SECONDS,
         )
 
     def collect(self) -> Iterable[Family]:

@@ -1,6 +1,7 @@
 """Metrics in the Prometheus text format, version 0.0.4.
 
-Rules: an unknown value is an absent series, never 0 or NaN; a label keeps ``limits.LABEL_VALUES`` values per
+Rules: an unknown value is an absent series, never 0 or NaN, but every family is named from the start, and what is counted
+without labels or under ``known`` ones starts at 0; a label keeps ``limits.LABEL_VALUES`` values per
 family, cut and made printable, and later ones are summed under ``other``; a collector that fails loses its
 families for that scrape, nothing more.
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -65,13 +66,12 @@ def gauge_family(
 
 
 class Counter:
-    """A number that only rises. ``inc("route", "native")``: label values in the order of ``labels``."""
+    """A number that only rises. ``inc("route", "native")``: label values in the order of ``labels``; ``known`` are
+    combinations that are shown before anything is counted."""
 
-    def __init__(self, name: str, text: str, labels: Labels = ()) -> None:
+    def __init__(self, name: str, text: str, labels: Labels = (), known: Iterable[Labels] = ()) -> None:
         self.name, self.text = _checked(name, labels), text
-        self._cells: _Cells[list[Number]] = _Cells(labels, lambda: [0])
-        if not labels:
-            self._cells.of(())
+        self._cells: _Cells[list[Number]] = _Cells(labels, lambda: [0], known)
 
     def inc(self, *labels: str, by: Number = 1) -> None:
         cell = self._cells.known.get(labels) or self._cells.of(labels)
@@ -87,15 +87,23 @@ class Counter:
 
 
 class Histogram:
-    """Counts per upper bound, their sum and number; ``bounds`` rise and end below infinity."""
+    """Counts per upper bound, their sum and number; ``bounds`` rise and end below infinity, ``known`` is as in
+    ``Counter``."""
 
-    def __init__(self, name: str, text: str, labels: Labels = (), bounds: Sequence[float] = SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Labels = (),
+        bounds: Sequence[float] = SECONDS,
+        known: Iterable[Labels] = (),
+    ) -> None:
         self.name, self.text = _checked(name, labels), text
         if list(bounds) != sorted(set(bounds)):
             raise LocalMisuse(f"bounds of {name} must rise")
         self._bounds = tuple(bounds)
         self._cells: _Cells[tuple[list[int], list[float]]] = _Cells(
-            labels, lambda: ([0] * (len(bounds) + 1), [0.0])
+            labels, lambda: ([0] * (len(bounds) + 1), [0.0]), known
         )
 
     def observe(self, value: Number, *labels: str) -> None:
@@ -137,9 +145,8 @@ class Registry:
             except Exception as exc:
                 errors += 1
                 self._failed(exc)
-        lost: dict[Labels, Number | None] = {(): errors or None}
         failed = gauge_family(
-            "pairmesh_collectors_failed", "Collectors that failed in this scrape.", (), lost
+            "pairmesh_collectors_failed", "Collectors that failed in this scrape.", (), {(): errors}
         )
         families[failed.name] = [failed]
         return "".join(_text(families[name]) for name in sorted(families))
@@ -171,12 +178,14 @@ class _Cells(Generic[_T]):
     """What is counted under each combination of labels: ``shown`` by labels as exposed, ``known`` by labels as given,
     as many as are worth remembering."""
 
-    def __init__(self, labels: Labels, new: Callable[[], _T]) -> None:
+    def __init__(self, labels: Labels, new: Callable[[], _T], known: Iterable[Labels]) -> None:
         self.labels = labels
         self.shown: dict[Labels, _T] = {}
         self.known: dict[Labels, _T] = {}
         self._cap = _Cap(labels)
         self._new = new
+        for values in known if labels else [()]:
+            self.of(values)
 
     def of(self, values: Labels) -> _T:
         fitted = self._cap.fit(values)
@@ -202,8 +211,6 @@ def _text(families: Sequence[Family]) -> str:
         for family in families
         for suffix, extra, values, value in family.series
     ]
-    if not lines:
-        return ""
     head = f"# HELP {first.name} {_escaped(first.help)}\n# TYPE {first.name} {first.shape.value}\n"
     return head + "".join(lines)
 

@@ -269,6 +269,13 @@ async def test_a_load_is_seen_by_every_node_while_it_lasts(mesh: Mesh) -> None:
         fake.gate.set()
     assert (await asked)[0] == 200
     await wait_for(lambda: seen_as(ModelState.RESIDENT), 15, "the model loaded")
+    counted = 'pairmesh_model_loads_total{trigger="request",result="ok"} '
+    async with (
+        aiohttp.ClientSession(mesh.cluster["beta"].admin) as session,
+        session.get("/metrics") as reply,
+    ):
+        (line,) = [line for line in (await reply.text()).splitlines() if line.startswith(counted)]
+    assert int(line.removeprefix(counted)) > 0
 
 
 # --- lists ---------------------------------------------------------------------------------------------------

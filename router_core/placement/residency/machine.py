@@ -81,6 +81,11 @@ class Residency:
         return frozenset(key for key in concerned if self.state(key) in (State.DRAINING, State.UNLOADING))
 
     @property
+    def loading(self) -> Key | None:
+        """The model whose load it ordered last, until that load has ended."""
+        return self._plan.target if self._plan is not None and self._plan.until_ms is not None else None
+
+    @property
     def reserved_bytes(self) -> int:
         """Memory that the load under way will take."""
         return self._plan.need_bytes if self._plan is not None else 0

@@ -36,7 +36,8 @@ def test_a_decision_counts_its_action_exclusions_hints_and_time() -> None:
     assert 'pairmesh_excluded_total{code="pressure"} 1\n' in text
     assert 'pairmesh_hints_total{hint="prefer",outcome="outscored"} 1\n' in text
     assert "pairmesh_decision_seconds_count 1\n" in text
-    assert "pairmesh_degraded_total" not in text
+    assert "pairmesh_degraded_total{" not in text
+    assert 'pairmesh_shed_total{class="background"} 0\n' in text
 
 
 def test_what_came_of_asking_an_authority_is_counted_only_where_there_is_one() -> None:
@@ -111,4 +112,4 @@ def test_the_view_tells_members_ages_and_own_pressure_and_no_unknown() -> None:
 
 
 def test_a_view_without_an_own_record_has_no_pressure() -> None:
-    assert "pressure" not in text_of(ViewMetrics(lambda: view(node(2, "borg")), lambda: 0))
+    assert "pressure_level{" not in text_of(ViewMetrics(lambda: view(node(2, "borg")), lambda: 0))

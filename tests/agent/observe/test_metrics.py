@@ -22,18 +22,42 @@ def rendered(*collectors: object) -> list[str]:
     registry = Registry(failures.append)
     registry.add(*collectors)  # type: ignore[arg-type]
     assert not failures
-    return registry.render().splitlines()
+    lines = registry.render().splitlines()
+    return [line for line in lines if "pairmesh_collectors_failed" not in line]
 
 
-def test_a_counter_starts_at_nothing_and_only_shows_what_was_counted() -> None:
+def test_a_family_is_named_from_the_start_and_shows_what_was_counted() -> None:
+    """So that dashboards and alerts find it: https://prometheus.io/docs/practices/instrumentation/#avoid-missing-metrics"""
     decisions = Counter("pairmesh_decisions_total", "Decisions.", ("action", "reason"))
-    assert rendered(decisions) == []
+    assert rendered(decisions) == [
+        "# HELP pairmesh_decisions_total Decisions.",
+        "# TYPE pairmesh_decisions_total counter",
+    ]
     decisions.inc("route", "native")
     decisions.inc("route", "native", by=2)
     assert rendered(decisions) == [
         "# HELP pairmesh_decisions_total Decisions.",
         "# TYPE pairmesh_decisions_total counter",
         'pairmesh_decisions_total{action="route",reason="native"} 3',
+    ]
+
+
+def test_what_has_no_labels_or_known_ones_starts_at_nothing() -> None:
+    plain = Counter("pairmesh_plain_total", "Plain.")
+    known = Counter("pairmesh_known_total", "Known.", ("class",), [("batch",)])
+    seconds = Histogram("pairmesh_seconds", "Time.", bounds=(1.0,))
+    waits = Histogram("pairmesh_wait_seconds", "Time.", ("class",), bounds=(1.0,), known=[("batch",)])
+    assert [line for line in rendered(plain, known, seconds, waits) if not line.startswith("#")] == [
+        'pairmesh_known_total{class="batch"} 0',
+        "pairmesh_plain_total 0",
+        'pairmesh_seconds_bucket{le="1"} 0',
+        'pairmesh_seconds_bucket{le="+Inf"} 0',
+        "pairmesh_seconds_sum 0",
+        "pairmesh_seconds_count 0",
+        'pairmesh_wait_seconds_bucket{class="batch",le="1"} 0',
+        'pairmesh_wait_seconds_bucket{class="batch",le="+Inf"} 0',
+        'pairmesh_wait_seconds_sum{class="batch"} 0',
+        'pairmesh_wait_seconds_count{class="batch"} 0',
     ]
 
 
