@@ -27,11 +27,12 @@ from router_core import limits
 from router_core.placement.record import DecisionRecord
 
 LINGER_S: Final = 0.1
-BATCH: Final = 512
+BATCH: Final = 1_024
 TRIM_EVERY_ROWS: Final = 5_000
 TRIM_EVERY_MS: Final = 600_000
 AUDIT_RESERVE: Final = 256
 _DECODER: Final = msgspec.msgpack.Decoder(DecisionRecord)
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 Fact = str | int | bool | None
 
@@ -186,7 +187,7 @@ class Journal:
 
     def _batch(self) -> list[Item]:
         items: list[Item] = [self._queue.get()]
-        if isinstance(items[0], DecisionRecord):
+        if isinstance(items[0], DecisionRecord) and self._queue.qsize() < BATCH:
             self._closing.wait(LINGER_S)
         while len(items) < BATCH:
             try:
@@ -232,14 +233,14 @@ class Journal:
 def row_of(record: DecisionRecord) -> Row:
     """``record`` as a row of the table; ``node`` is the node part of the chosen row."""
     return Row(
-        id=record.id,
-        at_ms=_wall(record),
-        request_id=record.request_id,
-        action=record.action.value,
-        reason=record.reason.value,
-        node=None if record.chosen is None else record.chosen.partition("/")[0],
-        model=record.req.model_resolved or None,
-        body=msgspec.msgpack.encode(record),
+        record.id,
+        _wall(record),
+        record.request_id,
+        record.action.value,
+        record.reason.value,
+        None if record.chosen is None else record.chosen.partition("/")[0],
+        record.req.model_resolved or None,
+        _ENCODER.encode(record),
     )
 
 

@@ -21,6 +21,10 @@ from router_core import limits
 KEPT_MS: Final = 7 * 24 * 3_600_000
 AUDIT_ROWS: Final = 10_000
 TRIM_SHARE: Final = 10
+_FREE_SHARE: Final = 5
+"""The part of the file that may be free: less is soon written to again, giving it back would be work twice."""
+_PAGE_BYTES: Final = 8_192
+"""Of a new file. A record of two rows takes more than half of SQLite's usual page, and so all of it."""
 _WAL_BYTES: Final = 4 * limits.MIB
 _ROWS_AT_ONCE: Final = 64
 """Rows of one statement. Each statement hands the interpreter to the other threads and has to win it back: a row at a
@@ -36,7 +40,7 @@ create table if not exists audit (
 """
 
 
-class Row(Struct, frozen=True, gc=False, kw_only=True):
+class Row(Struct, frozen=True, gc=False):
     """One decision as stored; ``body`` is the whole record."""
 
     id: str
@@ -100,7 +104,7 @@ class JournalFile:
         with db:
             db.execute("delete from decisions where at_ms < ?", (wall_ms - KEPT_MS,))
             db.execute("delete from audit where seq <= (select max(seq) from audit) - ?", (AUDIT_ROWS,))
-        while self._used() > self._max_bytes:
+        while self._bytes()[0] > self._max_bytes:
             with db:
                 left = db.execute("select count(*) from decisions").fetchone()[0]
                 db.execute(
@@ -110,14 +114,17 @@ class JournalFile:
                 )
             if not left:
                 break
-        db.executescript("pragma incremental_vacuum")
+        used, free = self._bytes()
+        if free > (used + free) // _FREE_SHARE:
+            db.executescript("pragma incremental_vacuum")
 
-    def _used(self) -> int:
+    def _bytes(self) -> tuple[int, int]:
+        """How much of the file is used, and how much free."""
         pages, free, size = (
             self._open_db().execute(f"pragma {what}").fetchone()[0]
             for what in ("page_count", "freelist_count", "page_size")
         )
-        return int((pages - free) * size)
+        return (pages - free) * size, free * size
 
     def _open_db(self) -> sqlite3.Connection:
         if self._db is None:
@@ -166,9 +173,13 @@ def _opened(path: Path) -> sqlite3.Connection:
     path.chmod(0o600)
     db = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
     try:
+        db.execute(f"pragma page_size = {_PAGE_BYTES}")
         db.execute("pragma auto_vacuum = incremental")
         db.execute("pragma journal_mode = wal")
         db.execute("pragma synchronous = normal")
+        db.execute("pragma secure_delete = fast")
+        page_bytes = db.execute("pragma page_size").fetchone()[0]
+        db.execute(f"pragma wal_autocheckpoint = {_WAL_BYTES // page_bytes}")
         db.execute(f"pragma journal_size_limit = {_WAL_BYTES}")
         if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("quick_check failed")

@@ -1,5 +1,6 @@
 """Claims about the journal: it loses rows rather than the loop's time, and survives its file."""
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -240,12 +241,55 @@ def test_the_oldest_rows_go_when_the_file_is_full(path: Path) -> None:
     assert body_of(path, "0000") is None
 
 
+def test_what_the_oldest_rows_leave_is_written_to_again(path: Path) -> None:
+    file = JournalFile(path, max_bytes=1_000_000)
+    file.open()
+    sizes = []
+    for turn in range(12):
+        file.write([row(f"{turn}-{n}", turn, size=2_000) for n in range(50)], [])
+        file.trim(0)
+        sizes.append(pages_of(path))
+    assert any(free for _, free, _ in sizes), "some rows had to go"
+    assert sizes == sorted(sizes, key=lambda size: size[0]), "nothing is given back that is needed at once"
+    assert all(free <= pages / 5 and pages * page_bytes <= 1_200_000 for pages, free, page_bytes in sizes)
+
+
+def test_a_file_of_an_earlier_version_is_used_with_the_pages_it_has(path: Path) -> None:
+    db = sqlite3.connect(path)
+    db.execute("pragma page_size = 4096")
+    db.execute("pragma auto_vacuum = incremental")
+    db.execute("pragma journal_mode = wal")
+    db.execute(
+        "create table decisions (id text primary key, at_ms integer not null, request_id text not null, "
+        "action text not null, reason text not null, node text, model text, body blob not null)"
+    )
+    db.execute("insert into decisions values ('old', 1, 'r', 'route', 'native', null, null, x'01')")
+    db.commit()
+    db.close()
+    file = JournalFile(path)
+    file.write([row("new", 2)], [])
+    file.trim(0)
+    file.close()
+    assert pages_of(path)[2] == 4_096
+    assert (body_of(path, "old"), body_of(path, "new")) == (b"\x01", b"x" * 10)
+
+
 async def test_the_thread_ends_with_the_journal(path: Path) -> None:
     async with Shelf(path) as shelf:
         shelf.journal.put(record("A" * 26))
         assert "journal" in {thread.name for thread in threading.enumerate()}
     assert "journal" not in {thread.name for thread in threading.enumerate()}
     assert body_of(path, "A" * 26) is not None
+
+
+def pages_of(path: Path) -> tuple[int, int, int]:
+    """Pages of the file, how many of them are free, and the bytes of one."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        pages, free, size = (
+            db.execute(f"pragma {what}").fetchone()[0]
+            for what in ("page_count", "freelist_count", "page_size")
+        )
+    return pages, free, size
 
 
 def row(row_id: str, at_ms: int, size: int = 10) -> Row:
