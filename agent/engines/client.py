@@ -29,6 +29,9 @@ SHOW_S = 10.0
 CONNECTIONS = 2
 KEEP_IDLE_S = 3.0
 EVENT_SILENCE_S = 90.0
+RECEIVE_BYTES = 16 * limits.KIB
+"""What the kernel keeps of an answer: what it hands over in one piece is parsed in one piece, and an engine may fill it with
+interim answers, each of which costs as much as a whole one."""
 PROBE_HEADER = "X-NVPAIR-Engine-Identity-Probe"
 
 BROKEN = (aiohttp.ClientError, HttpProcessingError, TimeoutError, OSError, ValueError)
@@ -108,7 +111,9 @@ class EngineClient:
     def _guarded_socket(self, info: AddressInfo) -> socket.socket:
         family, kind, protocol, _, address = info
         self._guard(address)
-        return socket.socket(family, kind, protocol)
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        return made
 
     def _guard(self, address: tuple[Any, ...]) -> None:
         if not may_connect(self._manifest, str(address[0]), int(address[1]), self._outside):

@@ -3,20 +3,24 @@
 import asyncio
 import contextlib
 import gzip
+import socket
+import threading
 from collections.abc import AsyncIterator
 from ipaddress import ip_address
 
 import pytest
+import uvloop
 from aiohttp import web
 
-from agent.engines.client import EngineClient, may_connect
+from agent.engines.client import AddressInfo, EngineClient, may_connect
 from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
 from agent.engines.outside import IpAddress, beyond
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from tests.support.engine_setup import client_of, manifest
 from tests.support.fakes.replay import ReplayServer, Sample
 
-MIB = 1024 * 1024
+KIB = 1024
+MIB = 1024 * KIB
 
 
 @contextlib.asynccontextmanager
@@ -118,6 +122,45 @@ async def test_silence_ends_in_a_timeout() -> None:
         with pytest.raises(EngineUnreachable) as caught:
             await client.get("/health", timeout_s=0.05)
     assert caught.value.reason == "timeout"
+
+
+def test_a_flood_of_interim_answers_ends_in_a_timeout_and_comes_in_small_pieces() -> None:
+    """On the daemon's loop, which hands over all that has arrived at once; the flood comes from another thread."""
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    longest = 0
+
+    class Watching(EngineClient):
+        def _guarded_socket(self, info: AddressInfo) -> socket.socket:
+            made = super()._guarded_socket(info)
+            nonlocal longest
+            longest = made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            return made
+
+    def flood(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            talking, _ = listening.accept()
+            with talking:
+                while True:
+                    talking.sendall(interim * 1_000)
+
+    async def ask(port: int) -> str:
+        client = Watching(manifest(port))
+        try:
+            await client.get("/health", timeout_s=0.3)
+        except EngineUnreachable as error:
+            return error.reason
+        finally:
+            await client.aclose()
+        return "an answer"
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        flooding = threading.Thread(target=flood, args=(listening,))
+        flooding.start()
+        try:
+            assert uvloop.run(ask(listening.getsockname()[1])) == "timeout"
+        finally:
+            flooding.join()
+    assert 0 < longest <= 64 * KIB, "one piece holds no more than a few milliseconds of parsing"
 
 
 async def test_nothing_is_connected_outside_loopback_without_remote_host() -> None:
