@@ -37,6 +37,14 @@ class LinkDoc(Struct, frozen=True, kw_only=True):
     fault: str | None = None
 
 
+class ShunDoc(Struct, frozen=True, kw_only=True):
+    """Why a member is shunned: for ``restarts``, so many so fast that it may be one identity in two places, or for a
+    ``malformed`` record. It ends in ``left_ms``, if nothing of the kind comes again."""
+
+    why: str
+    left_ms: int
+
+
 class ResidentDoc(Struct, frozen=True, kw_only=True):
     model: str
     engine: str | None
@@ -65,7 +73,8 @@ class EngineDoc(Struct, frozen=True, kw_only=True):
 
 class MemberDoc(Struct, frozen=True, kw_only=True):
     """One node. ``in_flight`` sums the engines' running (else ours); ``gen_tps`` is the fastest learned
-    single-stream speed of what is resident; ``age_ms`` is the age of its newest state here."""
+    single-stream speed of what is resident; ``age_ms`` is the age of its newest state here; ``shun``: it gets no
+    requests, whatever it says."""
 
     name: str
     id: str
@@ -85,6 +94,7 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     in_flight: int | None
     work_s: float | None
     gen_tps: float | None
+    shun: ShunDoc | None = None
 
 
 class PolicyDoc(Struct, frozen=True, kw_only=True):
@@ -166,16 +176,20 @@ class StatusDoc(Struct, frozen=True, kw_only=True):
 
 
 def members_of(
-    view: ClusterView, roster: Sequence[Member], links: Mapping[Id16, LinkDoc], now: int
+    view: ClusterView,
+    roster: Sequence[Member],
+    links: Mapping[Id16, LinkDoc],
+    now: int,
+    shuns: Mapping[Id16, ShunDoc] = {},
 ) -> tuple[MemberDoc, ...]:
     """One document per node of the view and per roster member not in it; own node first, then by name."""
-    docs = [member_doc(node, links.get(node.id16), now) for node in view.nodes.values()]
+    docs = [member_doc(node, links.get(node.id16), now, shuns.get(node.id16)) for node in view.nodes.values()]
     unseen = [m for m in roster if m.id16 not in view.nodes and m.id16 != view.me]
     docs += [_unseen_doc(member, links.get(member.id16)) for member in unseen]
     return tuple(sorted(docs, key=lambda doc: (not doc.me, doc.name, doc.id)))
 
 
-def member_doc(node: NodeView, link: LinkDoc | None, now: int) -> MemberDoc:
+def member_doc(node: NodeView, link: LinkDoc | None, now: int, shun: ShunDoc | None = None) -> MemberDoc:
     """What this node believes about ``node``. Positions in V are read only against a matching S."""
     static, volatile = node.static, node.volatile
     engines = _engines(static, volatile)
@@ -200,6 +214,7 @@ def member_doc(node: NodeView, link: LinkDoc | None, now: int) -> MemberDoc:
         in_flight=_total(counts),
         work_s=_total(works),
         gen_tps=_fastest(static, volatile),
+        shun=shun,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.admin.documents import MemberDoc, StatusDoc
+from agent.cli.columns import duration
 from agent.cli.nodes import unfit
 
 WALL_LEAST_MS: Final = 1_704_067_200_000
@@ -18,7 +19,8 @@ CLOCK_DRIFT_MS: Final = 60_000
 _ROUTING_FLAGS: Final = {
     "draining": "is draining: it takes no new work",
     "lonely": "has no link to any other member",
-    "conflict": "sees its own id used twice: see duplicate_identity in the log",
+    "conflict": "sees its own id used by another process, too: stop that one. It is silent for 5 min, then tries again "
+    "(duplicate_identity in the log)",
     "sensor_stale": "has lost a sensor: its pressure is not fully known",
 }
 _LINK_FAULTS: Final = {
@@ -41,6 +43,13 @@ _FIT_NAMES: Final = (
     "give each a [[models]] in the manifest, with upstream_name as the engine spells it and a name of at most 128 of "
     "A-Z a-z 0-9 . _ : / @ + -, starting with a letter or digit"
 )
+
+
+_SHUNS: Final = {
+    "restarts": "began anew more than three times in ten seconds without a word of leave: it crashes, or is killed, or its "
+    "identity is in use in two places",
+    "malformed": "signed a record that makes no sense: is it of another version?",
+}
 
 
 class Health(Enum):
@@ -189,5 +198,11 @@ def _member(member: MemberDoc) -> Finding:
         )
     if member.routable:
         return good("members", f"{member.name} is {member.liveness}")
+    if member.shun is not None:
+        shunned = _SHUNS.get(member.shun.why, member.shun.why)
+        ends = (
+            f"until it has not done so for a while, {duration(member.shun.left_ms)} from now at the earliest"
+        )
+        return bad("members", f"{member.name} {shunned}: it gets no requests {ends}")
     why = next((said for flag, said in _ROUTING_FLAGS.items() if flag in member.flags), None)
     return odd("members", f"{member.name} {why or f'is {member.liveness} and gets no requests'}")

@@ -91,8 +91,9 @@ def _row(member: MemberDoc) -> tuple[str, ...]:
 
 
 def state_of(member: MemberDoc) -> str:
-    """Liveness and the flags that keep requests away: ``fresh``, ``fresh, draining``."""
-    return ", ".join((member.liveness, *(flag for flag in member.flags if flag in _SHOWN_FLAGS)))
+    """Liveness and what keeps requests away: ``fresh``, ``fresh, draining``, ``fresh, shunned``."""
+    shunned = ("shunned",) if member.shun is not None else ()
+    return ", ".join((member.liveness, *(flag for flag in member.flags if flag in _SHOWN_FLAGS), *shunned))
 
 
 def warm_models(member: MemberDoc) -> list[str]:

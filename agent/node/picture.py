@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from agent import __version__
@@ -12,6 +13,7 @@ from agent.admin.documents import (
     OwnDoc,
     PolicyDoc,
     ResidencyDoc,
+    ShunDoc,
     StatusDoc,
     members_of,
     names_of,
@@ -21,7 +23,7 @@ from agent.board import Board
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.identity.membership import Membership
-from router_core.mesh.picture import Picture
+from router_core.mesh.picture import MemberPicture, Picture
 from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Role
@@ -87,7 +89,13 @@ class NodePicture:
                 },
                 residency=_residency_doc(self._residency()),
             ),
-            members=members_of(self._board.current, tuple(membership.members.values()), links, now),
+            members=members_of(
+                self._board.current,
+                tuple(membership.members.values()),
+                links,
+                now,
+                {member.id16: shun for member in mesh.members if (shun := _shun(member)) is not None},
+            ),
         )
 
     def view(self) -> dict[str, Any]:
@@ -110,6 +118,13 @@ def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:
         for each in standings.models
     )
     return ResidencyDoc(loads_left=standings.loads_left, models=tuple(models))
+
+
+def _shun(member: MemberPicture) -> ShunDoc | None:
+    why, left_ms = max(
+        ("restarts", member.conflict_ms), ("malformed", member.quarantine_ms), key=itemgetter(1)
+    )
+    return ShunDoc(why=why, left_ms=left_ms) if left_ms else None
 
 
 def _state(up: bool) -> str:

@@ -21,6 +21,7 @@ class Alarm(Enum):
     """Codes of ``Notify``."""
 
     DUPLICATE_IDENTITY = "duplicate_identity"
+    RESTARTS = "restarts"
     EQUIVOCATION = "equivocation"
     BAD_SIGNATURE = "bad_signature"
     QUARANTINED = "quarantined"

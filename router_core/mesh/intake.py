@@ -176,7 +176,18 @@ def accept(parts: Parts, judgement: Judgement, link: Link | None, now: int) -> N
     assert header is not None
     assert origin is not None
     assert body is not None
+    was_in_conflict = now < origin.conflict_until
     origin.store(header, judgement.sealed, body, now)
+    if now < origin.conflict_until and not was_in_conflict:
+        policy = parts.policy
+        parts.notify(
+            Alarm.RESTARTS,
+            origin=origin.id16.hex(),
+            epoch=origin.epoch,
+            more_than=policy.epoch_rises_most,
+            within_s=policy.epoch_rise_window_ms // 1_000,
+            shunned_s=policy.conflict_ms // 1_000,
+        )
     parts.losses.forget(origin.id16)
     urgent = isinstance(body, Leave) or (isinstance(body, Volatile) and bool(body.flags & Flag.URGENT))
     for own_link in parts.links_to(origin.id16):

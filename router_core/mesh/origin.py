@@ -188,7 +188,8 @@ class Origin:
             self._leave(header.epoch, now)
 
     def _raise_epoch(self, epoch: int, now: int) -> None:
-        if self.epoch:
+        """A life that said goodbye before the next one began was in one place: only the other rises may tell of two."""
+        if self.epoch and Kind.L not in self._held:
             window = now - self._policy.epoch_rise_window_ms
             self._rises = [*(at for at in self._rises if at > window), now]
             if len(self._rises) > self._policy.epoch_rises_most or now < self.conflict_until:

@@ -10,7 +10,9 @@ from router_core.record.state import Kind
 
 
 class MemberPicture(Struct, frozen=True, kw_only=True):
-    """One other member. ``state`` is None if nothing was ever heard of it; stamps are None for what is not held."""
+    """One other member. ``state`` is None if nothing was ever heard of it; stamps are None for what is not held.
+    ``conflict_ms`` is how long it is still taken for one identity in several places, ``quarantine_ms`` how long nothing
+    of it is taken at all."""
 
     id16: Id16
     state: Liveness | None
@@ -21,7 +23,8 @@ class MemberPicture(Struct, frozen=True, kw_only=True):
     volatile: Stamp | None
     static: Stamp | None
     leave: Stamp | None
-    shunned: bool
+    conflict_ms: int
+    quarantine_ms: int
 
 
 class LinkPicture(Struct, frozen=True, kw_only=True):
@@ -92,5 +95,6 @@ def _member(parts: Parts, id16: Id16, now: int) -> MemberPicture:
         volatile=stamps[0],
         static=stamps[1],
         leave=stamps[2],
-        shunned=origin.is_shunned(now),
+        conflict_ms=max(0, origin.conflict_until - now),
+        quarantine_ms=max(0, origin.quarantined_until - now),
     )

@@ -172,6 +172,21 @@ def test_a_crash_loop_shows_as_a_conflict_of_that_id_alone() -> None:
     assert not any(shown[world.hosts[other].id16].quarantined for other in (2, 3))
 
 
+def test_a_node_that_is_restarted_by_hand_time_and_again_is_no_conflict() -> None:
+    world = running(9, 4)
+    for _ in range(8):
+        world.leave(1)
+        world.run_until(world.timeline.now + 600)
+        world.start(1)
+        world.run_until(world.timeline.now + 500)
+    world.run_until(world.timeline.now + 4_000)
+    for host in (world.hosts[0], world.hosts[2], world.hosts[3]):
+        change = host.view[world.hosts[1].id16]
+        assert change.state is Liveness.FRESH
+        assert not change.quarantined
+        assert not host.alarms
+
+
 def test_one_hung_dial_does_not_change_the_pace_of_others() -> None:
     world = running(10, 4)
     world.power_off(3)

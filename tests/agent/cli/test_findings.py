@@ -5,7 +5,7 @@ import stat
 import pytest
 from msgspec.structs import replace
 
-from agent.admin.documents import LinkDoc, StatusDoc
+from agent.admin.documents import LinkDoc, ShunDoc, StatusDoc
 from agent.cli import findings
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
@@ -67,6 +67,17 @@ def test_a_peer_that_is_heard_through_others_is_odd_not_bad() -> None:
 def test_a_link_closed_for_no_fault_is_no_finding() -> None:
     fine = member("borg", "b", link=LinkDoc(state="down", fault="dup_link"))
     assert said(list(findings.members(with_members(fine))), Health.GOOD) == "borg is fresh"
+
+
+def test_a_member_that_is_shunned_is_told_with_the_reason_and_the_end() -> None:
+    shunned = replace(
+        member("borg", "b"), routable=False, shun=ShunDoc(why="restarts", left_ms=252_000), flags=()
+    )
+    bad = said(list(findings.members(with_members(shunned))), Health.BAD)
+    assert bad.startswith("borg began anew more than three times in ten seconds without a word of leave")
+    assert bad.endswith(
+        "it gets no requests until it has not done so for a while, 4 min 12 s from now at the earliest"
+    )
 
 
 def test_a_last_introducer_is_warned_of() -> None:

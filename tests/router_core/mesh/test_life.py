@@ -1,10 +1,12 @@
 """What the machine believes of others as time, links and hearsay go by."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router_core.ids import Id16
 from router_core.mesh import messages as msg
-from router_core.mesh.events import DialFailed, DialFailure, LinkClosed, LinkId, SavedKey, Ticked
+from router_core.mesh.events import DialFailed, DialFailure, LinkClosed, LinkId, RecordHeard, SavedKey, Ticked
 from router_core.mesh.saved import Floor, Saved, read_saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import decode_volatile
@@ -145,9 +147,12 @@ def test_an_epoch_that_rises_more_than_three_times_in_ten_seconds_is_shunned_for
     link = rig.fresh(peer)
     for step in range(4):
         peer.restart()
-        rig.records(link, peer.v(rig.now))
+        told = rig.records(link, peer.v(rig.now))
+        assert alarms(told) == (["restarts"] if step == 3 else [])
         rig.pass_ms(100)
         assert rig.view[peer.id16].quarantined is (step == 3)
+    shown = {member.id16: member for member in rig.mesh.picture(rig.now).members}
+    assert (shown[peer.id16].conflict_ms, shown[other.id16].conflict_ms) == (299_900, 0)
     alive = rig.fresh(other)
     rig.pass_ms(60)
     assert not rig.view[other.id16].quarantined
@@ -155,6 +160,46 @@ def test_an_epoch_that_rises_more_than_three_times_in_ten_seconds_is_shunned_for
     rig.records(link, peer.v(rig.now))
     rig.pass_ms(100)
     assert not rig.view[peer.id16].quarantined
+
+
+def test_lives_that_each_said_goodbye_are_no_conflict_however_fast_they_follow() -> None:
+    rig = Rig()
+    peer = rig.peers[0]
+    link = rig.fresh(peer)
+    for _ in range(5):
+        rig.records(link, peer.leave(rig.now))
+        peer.restart()
+        told = rig.records(link, peer.s(rig.now), peer.v(rig.now))
+        assert alarms(told) == []
+        rig.pass_ms(100)
+        assert not rig.view[peer.id16].quarantined
+    for step in range(4):
+        peer.restart()
+        rig.records(link, peer.s(rig.now), peer.v(rig.now))
+        rig.pass_ms(100)
+        assert rig.view[peer.id16].quarantined is (step == 3), "a goodbye speaks for the life before it alone"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6_000)), max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_only_lives_that_ended_without_a_word_count_as_a_conflict(lives: list[tuple[bool, int]]) -> None:
+    rig = Rig()
+    peer = rig.peers[0]
+    origin = rig.parts.origins[peer.id16]
+    rig.records(rig.link_up(peer), peer.v(rig.now))
+    silent, until = [], rig.now
+    for goodbye, wait_ms in lives:
+        rig.sleep_ms(wait_ms)
+        items = [peer.leave(rig.now)] if goodbye else []
+        peer.restart()
+        for item in (*items, peer.v(rig.now)):
+            rig.handle(RecordHeard(item.signed, item.sig))
+        assert origin.epoch == peer.epoch
+        if not goodbye:
+            silent.append(rig.now)
+            if len([at for at in silent if at > rig.now - 10_000]) > 3 or rig.now < until:
+                until = rig.now + 300_000
+        assert (rig.now < origin.conflict_until) is (rig.now < until)
 
 
 # --- broken links and hearsay ---
