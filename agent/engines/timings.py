@@ -7,7 +7,6 @@ of prompts and answers is skipped, never kept.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -30,9 +29,12 @@ _FINISHES: Final[dict[str, Finish]] = {
     "tool_use": Finish.TOOL,
 }
 _NS_PER_MS = 1e6
+_NUMBERS: Final = frozenset({int, float})
+_ENGINE: Final = TimingSource.ENGINE
 _TOLD = re.compile(
-    rb'"(?:timings|usage|error|total_duration|done_reason)"|"(?:finish_reason|stop_reason|status)"\s*:\s*"'
+    rb'"(?:t(?:imings"|otal_duration")|usage"|error"|done_reason"|finish_reason"\s*:\s*"|s(?:top_reason|tatus)"\s*:\s*")'
 )
+"""One branch per first letter: most keys are told apart by that alone."""
 _LINE_END = re.compile(rb"[\r\n]")
 _OBJECT = re.compile(rb'"(timings|usage)"\s*:\s*(?=\{)')
 _FINISHED = re.compile(rb'"(?:finish_reason|stop_reason|done_reason)"\s*:\s*"([a-z_]{1,32})"')
@@ -71,7 +73,7 @@ def _from_engine(timings: dict[str, Any], marks: Marks, finish: Finish | None, s
     if generated is not None and generated > 1 and per_second is not None:
         gen_ms = 1_000 * (generated - 1) / per_second
     return Timings(
-        source=TimingSource.ENGINE,
+        source=_ENGINE,
         prompt_tokens=_count(timings.get("prompt_n")),
         cached_tokens=_count(timings.get("cache_n")),
         prompt_ms=_positive(timings.get("prompt_ms")),
@@ -89,7 +91,7 @@ def _from_native(told: dict[str, Any], finish: Finish | None) -> Timings:
     prompt, load = _positive(told.get("prompt_eval_duration")), _positive(told.get("load_duration"))
     gaps = took * (generated - 1) / generated if took is not None and generated else None
     return Timings(
-        source=TimingSource.ENGINE,
+        source=_ENGINE,
         prompt_tokens=_count(told.get("prompt_eval_count")),
         prompt_ms=prompt / _NS_PER_MS if prompt is not None else None,
         gen_tokens=generated,
@@ -103,7 +105,7 @@ def _from_usage(usage: dict[str, Any], marks: Marks, finish: Finish | None, stre
     prompt, cached = _prompt_of(usage)
     generated = _count(usage.get("completion_tokens", usage.get("output_tokens")))
     return Timings(
-        source=TimingSource.ENGINE,
+        source=_ENGINE,
         prompt_tokens=prompt,
         cached_tokens=cached,
         prompt_ms=_between(marks.head_ms, marks.first_content_ms) if streamed else None,
@@ -140,26 +142,29 @@ def _collect(head: bytes, tail: bytes) -> _Told:
     usage: dict[str, Any] = {}
     native: dict[str, Any] = {}
     finish: Finish | None = None
-    parsed = False
-    for told in _objects(head, tail):
-        parsed = True
-        if isinstance(told.get("timings"), dict):
-            timings = told["timings"]
+    objects = _objects(head, tail)
+    if not objects:
+        return _search(head, tail)
+    for told in objects:
+        if isinstance(figures := told.get("timings"), dict):
+            timings = figures
         if told.get("done") is True or "total_duration" in told:
             native = told
         for place in (told, told.get("message"), told.get("response")):
-            if isinstance(place, dict) and isinstance(place.get("usage"), dict):
-                usage.update({key: value for key, value in place["usage"].items() if value is not None})
+            if isinstance(place, dict) and isinstance(used := place.get("usage"), dict):
+                if None in used.values():
+                    used = {key: value for key, value in used.items() if value is not None}
+                usage = {**usage, **used} if usage else used
         finish = _finish_of(told) or finish
-    return _Told(timings, usage, native, finish) if parsed else _search(head, tail)
+    return _Told(timings, usage, native, finish)
 
 
-def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
+def _objects(head: bytes, tail: bytes) -> list[dict[str, Any]]:
     """The JSON objects that hold figures: the body itself if it is one and whole, or events of a stream."""
     is_whole = tail.startswith(head)
     if is_whole and head.startswith(b"{") and (told := _object(tail)) is not None:
-        yield told
-        return
+        return [told]
+    objects = []
     for piece in (tail,) if is_whole else (head, tail):
         done = 0
         while (found := _TOLD.search(piece, done)) is not None:
@@ -168,7 +173,8 @@ def _objects(head: bytes, tail: bytes) -> Iterator[dict[str, Any]]:
             done = len(piece) if end is None else end.start()
             raw = piece[start:done].removeprefix(b"data:").strip()
             if raw.startswith(b"{") and (told := _object(raw)) is not None:
-                yield told
+                objects.append(told)
+    return objects
 
 
 def _object(raw: bytes) -> dict[str, Any] | None:
@@ -223,12 +229,11 @@ def _finish_of(told: dict[str, Any]) -> Finish | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def _positive(value: Any) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and 0 < value < 1e12 else None
+    return float(value) if type(value) in _NUMBERS and 0 < value < 1e12 else None
 
 
 def _between(start_ms: float | None, end_ms: float | None) -> float | None:

@@ -92,6 +92,7 @@ def decide(
             policy=policy,
             router=fleet.node_id,
             at_ms=now,
+            seed=seed,
             view=ViewFacts(
                 gen=fleet.gen,
                 max_age_ms=seen.max_age_ms,

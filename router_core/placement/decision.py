@@ -10,7 +10,7 @@ from operator import attrgetter
 from msgspec import Struct
 
 from router_core.ids import NodeId
-from router_core.placement.choose import alternative_of, ranking, seed_of
+from router_core.placement.choose import alternative_of, ranking
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
@@ -52,6 +52,7 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     policy: PlacementPolicy
     router: NodeId
     at_ms: int
+    seed: bytes
     view: ViewFacts
     resolved: str
     scored: tuple[Scored, ...]
@@ -125,7 +126,7 @@ def record_of(decision: Decision) -> DecisionRecord:
         seen.at_ms,
         seen.router,
         policy.name,
-        seed_of(seen.request.request_id, seen.request.attempt).hex(),
+        seen.seed.hex(),
         seen.view,
         _request_facts(seen),
         decision.hints,

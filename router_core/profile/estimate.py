@@ -103,8 +103,12 @@ def _load_spread(loads_s: tuple[float, ...], policy: ProfilePolicy) -> float:
 
 def quantile(values: tuple[float, ...], q: float) -> float:
     """The smallest value that at least a share ``q`` of ``values`` does not exceed."""
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(q * len(ranked)) - 1)]
+    return sorted(values)[rank(len(values), q)]
+
+
+def rank(count: int, q: float) -> int:
+    """Where among ``count`` values in order, from 0, their ``quantile`` is."""
+    return max(0, math.ceil(q * count) - 1)
 
 
 def claim_of(profile: Profile, model: int, engine: int, ctx: int, parallel: int, now: int) -> ProfileFacts:

@@ -5,27 +5,40 @@ table forgets its least recently used entry at its ceiling; time comes from the 
 profile leaves and returns as opaque bytes.
 """
 
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
-from msgspec import Struct
 
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
 from router_core.policy.profile import ProfilePolicy
-from router_core.profile.estimate import quantile
+from router_core.profile.estimate import rank
 from router_core.profile.learn import Profile, learn
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 
 _Place = tuple[bytes, str, str, str | None, int | None]
 
 
-class _Outputs(Struct, frozen=True, gc=False, kw_only=True):
-    """The last output lengths of one model and class, in tokens, and a high quantile of them: it is asked for once per
-    request and learned once per answer."""
+class _Outputs:
+    """The last output lengths of one model and class, in tokens, as they came and in order, and a high quantile of them:
+    it is asked for once per request and learned once per answer."""
 
-    seen: tuple[float, ...] = ()
-    high: int = 0
+    __slots__ = ("_ranked", "_seen", "high")
+
+    def __init__(self) -> None:
+        self.high = 0
+        self._seen: deque[int] = deque()
+        self._ranked: list[int] = []
+
+    def add(self, tokens: int, policy: ProfilePolicy) -> None:
+        seen, ranked = self._seen, self._ranked
+        if len(seen) >= policy.outputs_kept:
+            del ranked[bisect_left(ranked, seen.popleft())]
+        seen.append(tokens)
+        insort(ranked, tokens)
+        self.high = ranked[rank(len(ranked), policy.output_quantile)]
 
 
 class Profiles:
@@ -120,9 +133,9 @@ class Profiles:
                 del self._bytes_per_token[next(iter(self._bytes_per_token))]
         if outcome.gen_tokens is not None:
             slot = (model, outcome.request_class)
-            seen = self._outputs.pop(slot, _Outputs()).seen
-            seen = (*seen, float(outcome.gen_tokens))[-policy.outputs_kept :]
-            self._outputs[slot] = _Outputs(seen=seen, high=round(quantile(seen, policy.output_quantile)))
+            outputs = self._outputs.pop(slot) if slot in self._outputs else _Outputs()
+            outputs.add(outcome.gen_tokens, policy)
+            self._outputs[slot] = outputs
             if len(self._outputs) > policy.names_kept:
                 del self._outputs[next(iter(self._outputs))]
 
