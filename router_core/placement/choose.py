@@ -141,7 +141,7 @@ def _standing(field: "_Field[S]", policy: PlacementPolicy) -> list[S]:
     for row in field.rows:
         if row.score > until:
             break
-        if field.out(row) is None:
+        if field.stands(row):
             if not standing:
                 until = row.score + policy.tie_fixed + policy.tie_per_period
             standing.append(row)
@@ -168,8 +168,20 @@ class _Field(Generic[S]):
         """Why ``row`` leaves the choice, None if it stands."""
         if self._vetoed(row):
             return _VETO
-        if not row.resident and row.est.ect > self._soonest_warm_s():
+        if self._too_cold(row):
             return _COLD
+        beater = self._beater(row)
+        return None if beater is None else f"dominated:{beater.key}"
+
+    def stands(self, row: S) -> bool:
+        """Whether ``row`` does not leave the choice."""
+        return not self._vetoed(row) and not self._too_cold(row) and self._beater(row) is None
+
+    def _too_cold(self, row: S) -> bool:
+        return not row.resident and row.est.ect > self._soonest_warm_s()
+
+    def _beater(self, row: S) -> S | None:
+        """The best row that dominates ``row``, None if no row does or all that counts is how full they are."""
         if self.packed is not None:
             return None
         eps, limit = self._policy.pareto_eps, row.score + self._reach
@@ -180,7 +192,7 @@ class _Field(Generic[S]):
             if other.score > limit:
                 return None
             if other is not row and dominates(other, row, eps):
-                return f"dominated:{other.key}"
+                return other
         return None
 
     def _is_unbeaten(self, row: S, eps: float) -> bool:
@@ -206,11 +218,11 @@ class _Field(Generic[S]):
         return max(warm or cold, key=_FILL, default=None)
 
     def _vetoed(self, row: S) -> bool:
-        policy = self._policy
-        if worst(row) <= policy.veto_above:
+        if self._vetoes is False or worst(row) <= self._policy.veto_above:
             return False
         if self._vetoes is None:
-            self._vetoes = any(worst(other) < policy.veto_needs_below for other in self.rows)
+            below = self._policy.veto_needs_below
+            self._vetoes = any([worst(other) < below for other in self.rows])
         return self._vetoes
 
     def _soonest_warm_s(self) -> float:

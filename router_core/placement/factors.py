@@ -34,8 +34,7 @@ def slo_cost(row: Row, need: Need, ttft: float, spread: float, tpot: float) -> f
 
 def speed_cost(ect: float, least: float) -> float:
     """0 for the row that completes first, towards 1 for rows that take far longer."""
-    total = ect + least
-    return max(0.0, 2.0 * ect / total - 1.0) if total > 0.0 else 0.0
+    return (ect - least) / (ect + least) if ect > least else 0.0
 
 
 def affinity(hit: int, prompt: int, queued: int, mean_queued: float, bonus: float) -> float:

@@ -183,12 +183,13 @@ def _score(
             scored.affinity_bonus = affinity(
                 scored.hit, prompt, scored.queued, mean_queued, policy.affinity_bonus
             )
-        scored.adj = adj = scored.adj - (scored.hint_bonus + scored.affinity_bonus)
+        if bonuses := scored.hint_bonus + scored.affinity_bonus:
+            scored.adj -= bonuses
         scored.score = (
             w_slo * scored.slo
             + w_memory * scored.memory
             + w_switch * scored.switch
             + w_pressure * scored.pressure
             + w_speed * speed
-            + adj
+            + scored.adj
         )
