@@ -222,7 +222,7 @@ class _Field(Generic[S]):
             return False
         if self._vetoes is None:
             below = self._policy.veto_needs_below
-            self._vetoes = any([worst(other) < below for other in self.rows])
+            self._vetoes = any(worst(other) < below for other in self.rows)
         return self._vetoes
 
     def _soonest_warm_s(self) -> float:
