@@ -234,7 +234,7 @@ class ApiFront:
         if parcel.facts.unloads:
             return self._error(request, Closed.ENGINE_ADMIN.value)
         asked = Asked(
-            request_id=gist.request_id or f"{self._w.rng.getrandbits(128):032x}",
+            request_id=gist.request_id or self._w.rng.randbytes(16).hex(),
             dialect=gist.dialect,
             facts=parcel.facts,
             headers=gist.hints,

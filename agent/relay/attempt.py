@@ -113,7 +113,8 @@ class Attempt:
     def heard_bytes(self, data: bytes, now_ms: float) -> None:
         if self.first_byte_ms is None:
             self.first_byte_ms = now_ms
-            self.waited()
+            if self.waiting is not None:
+                self.waited()
         self.last_byte_ms = now_ms
         self.tail.feed(data, now_ms)
 

@@ -18,23 +18,24 @@ class DispatchRate:
         self._work = 0.0
         self.total = 0
 
-    def note(self, service_s: float) -> None:
-        """A request of ``service_s`` predicted seconds was dispatched."""
-        self._decay()
+    def note(self, service_s: float, now: int) -> None:
+        """A request of ``service_s`` predicted seconds was dispatched at ``now``, boot ms."""
+        self._decay(now)
         self.total += 1
         self._rps += 1000.0 / _TAU_MS
         self._work += service_s * 1000.0 / _TAU_MS
 
     def row(self) -> Dispatch:
-        self._decay()
+        self._decay(self._clock.boot_ms())
         return Dispatch(
             total=min(self.total, U32_MAX),
             rps_c=min(round(self._rps * 100), U32_MAX),
             work_c=min(round(self._work * 100), U32_MAX),
         )
 
-    def _decay(self) -> None:
-        now = self._clock.boot_ms()
+    def _decay(self, now: int) -> None:
+        if now <= self._at_ms:
+            return
         kept = math.exp(-(now - self._at_ms) / _TAU_MS)
         self._at_ms = now
         self._rps *= kept

@@ -6,7 +6,6 @@ framing (the connections do that), dialects (a ``Voice`` tells errors) and how a
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
 from agent.relay.front import Client
 from agent.relay.intake import Request
 from agent.relay.parcel import Parcel
-from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request, place_of
+from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request
 from agent.relay.pool import ConnectFailed
 from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from agent.relay.route import format_route, route_of
@@ -32,6 +31,35 @@ from router_core.record.membership import Liveness
 
 class Courier:
     """One request. ``choosing`` chooses for it; ``admitted`` says that a local endpoint took it already."""
+
+    __slots__ = (
+        "_admitted",
+        "_answer",
+        "_asked",
+        "_attempt",
+        "_choosing",
+        "_client",
+        "_closed",
+        "_consulting",
+        "_dialling",
+        "_flowing_ms",
+        "_inbox",
+        "_machine",
+        "_now",
+        "_parcel",
+        "_place",
+        "_request",
+        "_routed",
+        "_slow_client",
+        "_stepping",
+        "_suspect",
+        "_ticket",
+        "_turned",
+        "_upstream",
+        "_voice",
+        "_w",
+        "due",
+    )
 
     def __init__(
         self,
@@ -56,7 +84,7 @@ class Courier:
         self._answer = Answering(voice, client, request, asked, parcel)
         self._admitted = admitted
         self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms)
-        self._inbox: deque[ev.Event] = deque()
+        self._inbox: list[ev.Event] = []
         self._stepping = False
         self._consulting: asyncio.Task[Any] | None = None
         self._now = 0.0
@@ -169,6 +197,7 @@ class Courier:
         self._hear(ev.Continued(attempt=self._machine.attempt))
 
     def head(self, head: AnswerHead, length: int | None) -> None:
+        """A head asks for nothing and moves no deadline: the machine hears of it with what comes next."""
         attempt = self._attempt
         assert attempt is not None
         attempt.heard_head(head, length, self._tick())
@@ -179,38 +208,39 @@ class Courier:
                 self._abort_upstream()
                 self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.PROTOCOL))
             else:
-                self._step(ev.HeadReceived(attempt=self._machine.attempt, status=head.status))
+                self._inbox.append(ev.HeadReceived(attempt=self._machine.attempt, status=head.status))
         elif attempt.peer and not attempt.continued and self._upstream is not None:
             self._upstream.send_no_body()
 
     def data(self, data: bytes, ended: bool) -> None:
-        attempt = self._attempt
+        attempt, machine = self._attempt, self._machine
         assert attempt is not None
         if ended:
             self._upstream = None
         now = self._tick()
         if data:
             attempt.heard_bytes(data, now)
-        number = self._machine.attempt
-        if attempt.mode is Mode.PASS:
-            if self._machine.state is State.STREAMING:
-                if data:
-                    self._client.push(data)
-                if not ended:
-                    self._client.flush()
-                    return
-            elif data:
-                attempt.held.append(data)
-                if ended:
-                    self._inbox.append(ev.BodyEnded(attempt=number))
-                self._step(ev.FirstByteReceived(attempt=number))
-                return
-            if ended:
-                self._step(ev.BodyEnded(attempt=number))
+        if attempt.mode is not Mode.PASS:
+            attempt.held.append(data)
+            if ended or attempt.size >= HELD_ANSWER:
+                self._judge(attempt, ended)
             return
-        attempt.held.append(data)
-        if ended or attempt.size >= HELD_ANSWER:
-            self._judge(attempt, ended)
+        number = machine.attempt
+        if machine.state is State.STREAMING:
+            if data:
+                self._client.push(data)
+            if not ended:
+                self._client.flush()
+                return
+        elif data:
+            attempt.held.append(data)
+            first = ev.FirstByteReceived(attempt=number)
+            if not ended:
+                self._step(first)
+                return
+            self._inbox.append(first)
+        if ended:
+            self._step(ev.BodyEnded(attempt=number))
 
     def lost(self, cause: Cause, stale: bool) -> None:
         self._upstream = None
@@ -245,21 +275,19 @@ class Courier:
         self._step(event)
 
     def _step(self, event: ev.Event) -> None:
-        """Hand an event to the machine and perform what it asks for, one event at a time."""
+        """Hand the machine what has happened, in order, and perform what it asks for, one event at a time."""
+        inbox = self._inbox
+        inbox.append(event)
         if self._stepping or self._closed:
-            self._inbox.append(event)
             return
         self._stepping = True
-        machine, inbox, now = self._machine, self._inbox, int(self._now)
+        machine, now = self._machine, int(self._now)
         actions: Iterator[ev.Action] = iter(())
         try:
-            while True:
-                actions = iter(machine.handle(event, now))
+            while inbox:
+                actions = iter(machine.handle(inbox.pop(0), now))
                 for action in actions:
                     _PERFORM[type(action)](self, action)
-                if not inbox:
-                    break
-                event = inbox.popleft()
         except Exception as exc:
             self._fail(exc, actions)
         finally:
@@ -270,9 +298,9 @@ class Courier:
         if machine.state in ENDED:
             self._close()
             return
-        self.due = due = machine.deadline
-        if due is not None:
-            self._w.in_hand.wake_at(due, now)
+        due, self.due = self.due, machine.deadline
+        if self.due is not None and (due is None or self.due < due):
+            self._w.in_hand.wake_at(self.due, now)
 
     def _decide(self, action: ev.Decide) -> None:
         chosen = self._choosing.decide(
@@ -290,7 +318,7 @@ class Courier:
             return
         self._routed, self._turned = chosen, None
         self._suspect = False
-        self._place = place = place_of(self._w.targets, chosen)
+        self._place = place = self._w.places.of(chosen)
         engine = None if place is None else place.engine
         self._step(ev.Decided(target=attempt_target(self._w.policy, engine, chosen, self._asked.facts)))
 
@@ -316,7 +344,7 @@ class Courier:
         self._attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
         self._w.breakers.dispatched(routed.at, int(now))
         if not self._admitted and self._asked.is_work:
-            self._w.dispatch.note(routed.service_ms / 1000)
+            self._w.dispatch.note(routed.service_ms / 1000, int(now))
         number = self._machine.attempt
         if self._place is None:
             self._step(ev.Lost(attempt=number, cause=Cause.GONE))
@@ -418,7 +446,8 @@ class Courier:
         outcome, routed, attempt = action.outcome, self._routed, self._attempt
         assert routed is not None
         assert attempt is not None
-        attempt.waited()
+        if attempt.waiting is not None:
+            attempt.waited()
         self._w.silence.ended(routed.at, self)
         if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
             self._choosing.finish(routed.seq)

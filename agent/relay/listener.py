@@ -204,7 +204,7 @@ class ServerConnection(asyncio.Protocol):
     def _complete(self, request: Request, body: bytes | bytearray, rest: bytes) -> None:
         self._phase = Phase.WAIT
         self.deadline = None
-        if not self._keep_for_later(rest):
+        if rest and not self._keep_for_later(rest):
             return
         served = self._front.serve(self, request, body)
         if isinstance(served, Answer):
@@ -282,7 +282,8 @@ class ServerConnection(asyncio.Protocol):
         self._phase = Phase.REPLY
         self._chunked = chunked = length is None and request.head.http11
         close = request.close or self._closing
-        self._out.append(reply_head(status, self._date(), lines, length=length, chunked=chunked, close=close))
+        date = self._dates.at(self._clock.wall_ms())
+        self._out.append(reply_head(status, date, lines, length=length, chunked=chunked, close=close))
 
     def push(self, data: bytes) -> None:
         """Body bytes of the reply."""
@@ -297,7 +298,9 @@ class ServerConnection(asyncio.Protocol):
         out, self._out = self._out, []
         if not out or self._phase is Phase.CLOSED:
             return
-        if sum(map(len, out)) <= _JOINED:
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif sum(map(len, out)) <= _JOINED:
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)
@@ -368,15 +371,11 @@ class ServerConnection(asyncio.Protocol):
                 work.client_stalled()
             self.abort()
 
-    def _date(self) -> bytes:
-        return self._dates.at(self._clock.wall_ms())
-
     def _write_answer(self, answer: Answer, *, close: bool) -> None:
         bodyless = answer.status == 204
         length = None if bodyless else len(answer.body)
-        head = reply_head(
-            answer.status, self._date(), lines_of(answer.headers), length=length, chunked=False, close=close
-        )
+        date, lines = self._dates.at(self._clock.wall_ms()), lines_of(answer.headers)
+        head = reply_head(answer.status, date, lines, length=length, chunked=False, close=close)
         silent = bodyless or (self._request is not None and self._request.head.method == b"HEAD")
         self.bytes_out = 0 if silent else len(answer.body)
         self._transport.write(head if silent else head + answer.body)
@@ -391,16 +390,16 @@ class ServerConnection(asyncio.Protocol):
 
     def _after(self, *, keep: bool) -> None:
         """A reply has been written."""
-        unread = self._phase in (Phase.HEAD, Phase.BODY) or self._phase is Phase.IDLE
         request = self._request
         self._work = None
-        self.release_body()
+        if self._held:
+            self.release_body()
         self._chunked = False
         if self._phase is Phase.CLOSED:
             return
         if keep and not self._closing and request is not None and not request.close:
             self._next()
-        elif unread:
+        elif self._phase in (Phase.IDLE, Phase.HEAD, Phase.BODY):
             self._phase = Phase.DRAIN
             self.deadline = self._clock.boot_ms() + _DRAIN_MS
         else:

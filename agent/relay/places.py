@@ -9,14 +9,16 @@ from agent.relay.attempt import Attempt
 from agent.relay.dialects.facts import Facts
 from agent.relay.headers import engine_head, passed_up, peer_head
 from agent.relay.intake import Request
-from agent.relay.ports import Asked, LocalEndpoint, Routed, Targets
+from agent.relay.ports import Asked, LocalEndpoint, PeerRoute, Routed, Targets
 from agent.relay.upstream import Options, Target
 from router_core.exchange import events
 from router_core.exchange.failure import FailureClass
 from router_core.exchange.patience import first_byte_limit_ms
+from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
 _CLASSIFIED = 512
+_KNOWN_MOST = 1_024
 _ENGINE_IDLE_MS = 3_000
 _ENGINE_IDLE_MOST = 32
 _PEER_IDLE_MS = 60_000
@@ -34,31 +36,49 @@ class Place(Struct, frozen=True):
     engine: LocalEndpoint | None = None
 
 
-def place_of(targets: Targets, routed: Routed) -> Place | None:
-    """The engine or the peer's ingress that ``routed`` names; None if it is not there any more.
+class Places:
+    """Where chosen endpoints are. What is made of an engine or of a peer's ingress is kept as long as that is the same."""
 
-    Engines close idle sockets after 5 s, so ours are given up at 3 s; both ends of a peer's are ours.
-    """
-    if routed.node is None:
-        endpoint = targets.local(routed.endpoint)
-        if endpoint is None:
+    __slots__ = ("_known", "_targets")
+
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+        self._known: dict[Endpoint, tuple[LocalEndpoint | PeerRoute, Place]] = {}
+
+    def of(self, routed: Routed) -> Place | None:
+        """The engine or the peer's ingress that ``routed`` names; None if it is not there any more."""
+        node = routed.node
+        found = self._targets.local(routed.endpoint) if node is None else self._targets.peer(node)
+        if found is None:
             return None
-        return Place(
-            Target(endpoint.name, endpoint.ip, endpoint.port),
-            Options(
-                idle_ms=_ENGINE_IDLE_MS,
-                idle_most=_ENGINE_IDLE_MOST,
-                most=endpoint.connections,
-                off_host=endpoint.off_host,
-                context=endpoint.tls,
-                server_name=endpoint.ip if endpoint.tls is not None else None,
-                admits=endpoint.admits,
-            ),
-            endpoint,
-        )
-    peer = targets.peer(routed.node)
-    if peer is None:
-        return None
+        known = self._known.get(routed.at)
+        if known is None or known[0] is not found:
+            if len(self._known) >= _KNOWN_MOST:
+                self._known.clear()
+            place = _of_peer(found) if isinstance(found, PeerRoute) else _of_engine(found)
+            known = self._known[routed.at] = found, place
+        return known[1]
+
+
+def _of_engine(endpoint: LocalEndpoint) -> Place:
+    """Engines close idle sockets after 5 s, so ours are given up at 3 s."""
+    return Place(
+        Target(endpoint.name, endpoint.ip, endpoint.port),
+        Options(
+            idle_ms=_ENGINE_IDLE_MS,
+            idle_most=_ENGINE_IDLE_MOST,
+            most=endpoint.connections,
+            off_host=endpoint.off_host,
+            context=endpoint.tls,
+            server_name=endpoint.ip if endpoint.tls is not None else None,
+            admits=endpoint.admits,
+        ),
+        endpoint,
+    )
+
+
+def _of_peer(peer: PeerRoute) -> Place:
+    """Both ends are ours."""
     return Place(
         Target(peer.node, peer.ip, peer.port, peer.build),
         Options(
@@ -111,14 +131,21 @@ def _longer_by(routed: Routed, facts: Facts) -> int:
 def engine_request(
     request: Request, asked: Asked, endpoint: LocalEndpoint, attempt: int, length: int, rng: Random
 ) -> bytes:
-    """The head that goes to an own engine."""
+    """The head that goes to an own engine. What is passed on of the client's is kept with its head, unless it is told
+    anew each time or more goes to this endpoint than to others."""
+    told = request.head
+    passed, more = told.passed, endpoint.pass_headers
+    if passed is None or more:
+        passed = passed_up(told.headers, rng, more)
+        if not more and b"traceparent" not in told.named:
+            told.passed = passed
     return engine_head(
-        path=request.head.path,
+        path=told.path,
         host=endpoint.host,
         length=length,
         request_id=asked.request_id,
         attempt=attempt,
-        passed=passed_up(request.head.headers, rng, endpoint.pass_headers),
+        passed=passed,
         authorization=endpoint.authorization,
     )
 

@@ -25,7 +25,7 @@ class ConnectFailed(Exception):
 
 
 class Pool:
-    """Idle connections by target, newest first out. ``now_ms`` is the loop's clock in milliseconds."""
+    """Idle connections by target, newest first out."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,13 +39,12 @@ class Pool:
     def open_connections(self) -> int:
         return sum(self._open.values())
 
-    def now_ms(self) -> float:
-        return self._loop.time() * 1000
-
     def take(self, target: Target) -> UpstreamConnection | None:
         """An idle connection that should still be good."""
         idle = self._idle.get(target)
-        now = self.now_ms()
+        if not idle:
+            return None
+        now = self._loop.time() * 1000
         while idle:
             connection = idle.pop()
             if connection.expires_ms > now and not connection.transport.is_closing():
@@ -102,7 +101,7 @@ class Pool:
         if self._shut or idle_ms <= 0 or len(idle) >= connection.options.idle_most:
             connection.transport.close()
             return
-        connection.expires_ms = self.now_ms() + idle_ms
+        connection.expires_ms = self._loop.time() * 1000 + idle_ms
         idle.append(connection)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(1.0, self._sweep)
@@ -138,7 +137,7 @@ class Pool:
             self._turns.pop(target, None)
 
     def _sweep(self) -> None:
-        now = self.now_ms()
+        now = self._loop.time() * 1000
         self._sweeper = None
         for target, idle in list(self._idle.items()):
             for connection in [each for each in idle if each.expires_ms <= now]:

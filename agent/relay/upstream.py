@@ -187,15 +187,13 @@ class UpstreamConnection(asyncio.Protocol):
         """The answer is complete: back to the pool, or close."""
         self._sink = self._unsent = None
         buffered = self.transport.get_write_buffer_size()
-        if self._reusable and self._sent and not buffered and not self._over_quota():
+        most = self._requests_most
+        if self._reusable and self._sent and not buffered and (most is None or self._requests < most):
             self._pool.keep(self, self._idle_ms)
         elif buffered:
             self.transport.abort()
         else:
             self.transport.close()
-
-    def _over_quota(self) -> bool:
-        return self._requests_most is not None and self._requests >= self._requests_most
 
     # --- transport callbacks ---------------------------------------------------------------------------------
 

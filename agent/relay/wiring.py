@@ -11,6 +11,7 @@ from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
 from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
+from agent.relay.places import Places
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.breaker import Breakers
@@ -60,7 +61,7 @@ class Hands(set[InHand]):
         self._timer_at = 0
 
     def discard(self, request: object, /) -> None:
-        super().discard(request)
+        set.discard(self, request)
         if not self:
             self._emptied.set()
 
@@ -109,6 +110,10 @@ class Wiring:
     holding: Holding
     silence: Silence = field(default_factory=Silence)
     first_bytes: FirstBytes = field(default_factory=NobodyAsks)
+    places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", Places(self.targets))
 
 
 class Voice(Protocol):

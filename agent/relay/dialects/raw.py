@@ -45,11 +45,12 @@ def whole(raw: Raw, most: int = TOKENS_MOST) -> int | None:
 
 def size_of(raw: Raw) -> int:
     """Bytes between the quotes of a JSON string, of the whole value for anything else, 0 if absent or null."""
-    length = len(memoryview(raw))
-    first = opening(raw)
-    if first in (None, _NULL):
-        return 0
-    return length - 2 if first == _TEXT else length
+    view = memoryview(raw)
+    length = len(view)
+    first = view[0] if length else _NULL
+    if first == _TEXT:
+        return length - 2
+    return 0 if first == _NULL else length
 
 
 def opening(raw: Raw) -> int | None:
@@ -59,7 +60,8 @@ def opening(raw: Raw) -> int | None:
 
 
 def is_list(raw: Raw) -> bool:
-    return opening(raw) == _LIST
+    view = memoryview(raw)
+    return len(view) > 0 and view[0] == _LIST
 
 
 def inputs_of(raw: Raw) -> tuple[int, int | None]:

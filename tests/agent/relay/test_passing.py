@@ -185,6 +185,36 @@ async def test_credentials_hints_and_cookies_never_go_upstream() -> None:
         assert relay.fleet.asked[0].headers == (("x-pairmesh-prefer", "@n"), ("x-session-id", "s"))
 
 
+async def test_requests_with_one_head_are_told_apart_upstream() -> None:
+    sent = b"Traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nAccept: a/b\r\n"
+    async with Recorder() as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for number in range(3):
+            await client.send(post(relay.port, b'{"model":"m","n":%d}' % 10**number, headers=sent))
+            assert (await client.heard()).status == 200
+        client.close()
+        assert [len(request.body) for request in up.requests] == [19, 20, 21]
+        for name in (b"x-request-id", b"traceparent"):
+            assert len({request.value(name) for request in up.requests}) == 3
+        assert {request.value(b"accept") for request in up.requests} == {b"a/b"}
+
+
+async def test_what_one_endpoint_is_passed_besides_the_next_is_not() -> None:
+    async def busy(exchange: Exchange) -> None:
+        await exchange.answer(b"{}", status=503)
+
+    async with Recorder(busy) as first, Recorder() as second, running(first.port, second.port) as relay:
+        relay.fleet.locals["e0"].pass_headers = frozenset({b"x-mine"})
+        client = await Client.to(relay.port)
+        for _ in range(2):
+            await client.send(post(relay.port, headers=b"X-Mine: 1\r\nAccept: a/b\r\n"))
+            assert (await client.heard()).status == 200
+        client.close()
+        assert [request.value(b"x-mine") for request in first.requests] == [b"1", b"1"]
+        assert [request.value(b"x-mine") for request in second.requests] == [None, None]
+        assert [request.value(b"accept") for request in second.requests] == [b"a/b", b"a/b"]
+
+
 async def test_only_two_spans_of_a_body_ever_change() -> None:
     body = b'{ "pairmesh": {"prefer":"@n"} , "model":"alias", "seed":12345678901234567890 }'
     async with Recorder() as up, running(up.port) as relay:

@@ -1,12 +1,12 @@
-"""How long an attempt may be silent before its first byte."""
+"""Where an attempt goes, and how long it may be silent before its first byte."""
 
 import pytest
 
 from agent.relay.dialects.facts import Facts
-from agent.relay.places import attempt_target
+from agent.relay.places import Places, attempt_target
 from agent.relay.ports import Routed
 from router_core.policy.exchange import ExchangePolicy
-from tests.agent.relay.rig import at
+from tests.agent.relay.rig import Fleet, Local, at
 
 POLICY = ExchangePolicy()
 
@@ -64,3 +64,20 @@ def test_a_whole_answer_is_waited_for_by_the_longest_it_may_get(
 
 def test_what_has_no_answer_of_tokens_is_waited_for_as_predicted() -> None:
     assert patience_ms(Facts(model="m"), output_tokens=0, ttft_ms=4_000.0, ect_ms=4_000.0) == 12_000
+
+
+def test_a_place_is_that_of_the_endpoint_that_bears_the_name_now() -> None:
+    fleet = Fleet()
+    places, chosen = Places(fleet), routed()
+    assert places.of(chosen) is None
+    first = fleet.add(Local("e0", 1_001))
+    place = places.of(chosen)
+    assert place is not None
+    assert (place.engine, place.target.port) == (first, 1_001)
+    assert places.of(chosen) is place
+    fleet.add(Local("e0", 1_002))
+    other = places.of(chosen)
+    assert other is not None
+    assert other.target.port == 1_002
+    del fleet.locals["e0"]
+    assert places.of(chosen) is None

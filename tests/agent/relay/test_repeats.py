@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.relay.api import ApiFront, Doors
+from agent.relay.headers import Dates
 from agent.relay.intake import Head, HeadReader, Request
+from agent.relay.listener import ServerConnection
 from agent.relay.repeats import DIGITS, MOST, Repeats
 from agent.relay.upstream import AnswerHead, Options, Target, UpstreamConnection
 from router_core.exchange.failure import Cause
 from tests.agent.relay.client import BODY
 from tests.agent.relay.corpus import ALL, LENGTH, at_api, head
+from tests.agent.relay.rig import build
 from tests.agent.relay.wire import Wire, taken
 
 PLAIN = at_api(head(LENGTH, b"Accept: b\r\nConnection: x-a\r\nX-A: b\r\n", body=BODY), 80)
@@ -128,6 +132,25 @@ def test_what_came_before_changes_no_reading_of_the_corpus(name: str) -> None:
 def test_what_came_before_changes_no_reading(pair: tuple[bytes, bytes]) -> None:
     first, second = pair
     assert readings([first, second]) == readings([first]) + readings([second])
+
+
+async def test_a_head_known_again_is_searched_for_the_names_of_sessions_in_force() -> None:
+    relay, wire = build(), Wire()
+    front = ApiFront(
+        wiring=relay.wiring,
+        place=relay.fleet.place,
+        listing=lambda: relay.listed,
+        phase=lambda: relay.phase,
+        doors=Doors.of(("127.0.0.1", 80)),
+        roll=relay.roll,
+    )
+    connection = ServerConnection(front, relay.clock, Dates(), relay.buffered)
+    connection.connection_made(wire)
+    for name in (b"x-b", b"x-a", b"x-a", b"x-b"):
+        front.name_sessions([name])
+        connection.data_received(PLAIN.replace(b"Connection: x-a\r\n", b""))
+    named = (("x-a", "b"),)
+    assert [asked.headers for asked in relay.fleet.asked] == [(), named, named, ()]
 
 
 # --- answers -------------------------------------------------------------------------------------------------
