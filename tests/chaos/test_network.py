@@ -87,6 +87,7 @@ async def test_a_one_way_cut_parts_its_two_ends_and_nobody_else(whole: Mesh) -> 
         assert waits(lines) <= WAIT_MOST_S
 
 
+@pytest.mark.threat("T3")
 async def test_multicast_that_ends_later_changes_nothing_and_a_fourth_joins_by_address(whole: Mesh) -> None:
     whole.lan.add("d")
     d = NodeProc.on(whole.lan, "d", whole.base)
@@ -117,6 +118,7 @@ async def test_multicast_that_ends_later_changes_nothing_and_a_fourth_joins_by_a
             assert set(states) <= {"fresh", "late"}, watched.states
 
 
+@pytest.mark.threat("T3")
 async def test_without_multicast_nodes_form_a_mesh_by_their_settings(run: Run) -> None:
     async with meshed(run.base, "static", ("a", "b", "c"), static=True, multicast=False) as mesh:
         lines = await mesh.burst("b", 12)

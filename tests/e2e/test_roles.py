@@ -110,6 +110,7 @@ def tells_nothing(heard: Heard) -> bool:
     return not any(word in said for word in (SECRET, "alpha", "toy", "x-pairmesh-state"))
 
 
+@pytest.mark.threat("T40")
 @pytest.mark.parametrize("path", TELEMETRY)
 @pytest.mark.parametrize("port", ["mesh", "ingress"])
 async def test_telemetry_is_behind_neither_door_whatever_the_role(doors: Doors, port: str, path: str) -> None:
@@ -143,6 +144,7 @@ async def test_a_router_is_served_and_told_of_the_node(doors: Doors) -> None:
     assert doors.asked == [SECRET]
 
 
+@pytest.mark.threat("T40")
 @pytest.mark.parametrize("port", ["mesh", "ingress"])
 async def test_a_stranger_gets_no_handshake(doors: Doors, port: str, tmp_path: Path) -> None:
     stranger = await start_node(tmp_path / "stranger", "stranger")

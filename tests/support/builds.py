@@ -17,10 +17,13 @@ from msgspec.structs import replace
 
 from agent import daemon
 from agent.assembly.node import Assembly
+from agent.effects.clock import Clock, SystemClock
 from agent.identity.listener import Listener
+from agent.identity.own import OwnIdentity
 from agent.mesh.driver import Driver
 from agent.node.learning import Learning
-from agent.observe.log import Severity
+from agent.node.trace import Trace
+from agent.observe.log import Log, Severity
 from agent.observe.metrics import Counter
 from agent.relay.ports import AttemptReport
 from agent.sampling.files import Roots
@@ -33,6 +36,7 @@ STALE_MS: Final = 2_500
 BLOCKED_S: Final = 1.5
 PROC_VARIABLE: Final = "PAIRMESH_TEST_PROC"
 MESSAGE_VARIABLE: Final = "PAIRMESH_TEST_MESSAGE"
+WALL_VARIABLE: Final = "PAIRMESH_TEST_WALL"
 
 
 class Blocking(daemon.Daemon):
@@ -204,6 +208,29 @@ class QuickResidency(daemon.Daemon):
         return cls(QuickNode(*parts))
 
 
+class JumpingClock(SystemClock):
+    """Its wall clock shows what the file says that ``WALL_VARIABLE`` names, ms since 1970."""
+
+    def wall_ms(self) -> int:
+        return int(Path(os.environ[WALL_VARIABLE]).read_text())
+
+
+class JumpingWall(daemon.Daemon):
+    """The wall clock is the test's."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        folders: Folders,
+        own: OwnIdentity,
+        _clock: Clock,
+        log: Log,
+        trace: Trace | None,
+    ) -> Self:
+        return super().of(settings, folders, own, JumpingClock(), log, trace)
+
+
 BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "blocking": Blocking,
     "hasty": Hasty,
@@ -213,6 +240,7 @@ BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
     "broken": Broken,
     "leaking": Leaking,
     "quick-residency": QuickResidency,
+    "jumping-wall": JumpingWall,
 }
 
 

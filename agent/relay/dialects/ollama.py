@@ -20,8 +20,10 @@ NATIVE: Final = Dialect.OLLAMA_CHAT | Dialect.OLLAMA_GENERATE | Dialect.OLLAMA_E
 """Any of Ollama's dialects; also how a question about a model (``/api/show``) is told from work."""
 
 _SENSITIVE: Final = frozenset({"model", "name", "prompt", "messages", "keep_alive"})
-_DURATION = re.compile(r"([+-]?)((?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+|0)")
+_DURATION = re.compile(r"([+-]?)((?:(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:ns|us|µs|μs|ms|s|m|h))++|0)")
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_MOST: Final = 128
+"""Characters; a longer one is none that a client means to wait for."""
 _SECONDS: Final = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -118,8 +120,10 @@ def _is_brief(raw: Raw) -> bool:
         return 0 <= number < 1
     text = raws.text(raw)
     told = _DURATION.fullmatch(text) if text is not None else None
-    if told is None:
+    if told is None or text is None:
         return False
+    if len(text) > _DURATION_MOST:
+        return True
     seconds = sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(told[2]))
     return seconds < 1 and (told[1] != "-" or seconds == 0)
 

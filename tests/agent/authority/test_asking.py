@@ -184,6 +184,7 @@ HOSTILE: list[tuple[str, Script, int, str, str | None]] = [
 ]
 
 
+@pytest.mark.threat("T42")
 @pytest.mark.parametrize(
     ("script", "budget_ms", "outcome", "why"),
     [case[1:] for case in HOSTILE],
@@ -203,6 +204,7 @@ async def test_an_authority_that_is_of_no_use_leaves_the_choice_as_it_is_and_los
     assert len(authority.questions) == 1
 
 
+@pytest.mark.threat("T42")
 async def test_an_authority_that_is_away_leaves_the_choice_as_it_is() -> None:
     world = three_nodes()
     async with listening(answers(order=[])) as authority:

@@ -130,6 +130,24 @@ LONG = [
 ]
 
 
+@pytest.mark.threat("T44")
+@pytest.mark.parametrize(
+    ("keep_alive", "unloads"),
+    [
+        ("1" * 2**20, False),
+        ("1" * 2**20 + "x", False),
+        ("1h" * 2**19 + "x", False),
+        ("0" * 2**20 + "s", True),
+        ("1h" * 2**19, True),
+        (".1s" * 2**19, True),
+    ],
+    ids=lambda value: str(value)[:6],
+)
+def test_a_time_to_stay_of_a_mebibyte_costs_no_more_than_reading_it(keep_alive: str, unloads: bool) -> None:
+    """What would be no time at all, or cannot be meant, is refused like any unloading."""
+    assert facts(GENERATE, prompt="", keep_alive=keep_alive).unloads is unloads
+
+
 @pytest.mark.parametrize(
     ("keep_alive", "unloads"), [*((k, True) for k in BRIEF), *((k, False) for k in LONG)]
 )
