@@ -177,6 +177,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         db.execute("pragma auto_vacuum = incremental")
         db.execute("pragma journal_mode = wal")
         db.execute("pragma synchronous = normal")
+        db.execute("pragma temp_store = memory")
         db.execute("pragma secure_delete = fast")
         page_bytes = db.execute("pragma page_size").fetchone()[0]
         db.execute(f"pragma wal_autocheckpoint = {_WAL_BYTES // page_bytes}")
