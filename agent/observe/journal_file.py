@@ -9,7 +9,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -91,7 +91,7 @@ class JournalFile:
             rest = iter(rows)
             while part := list(islice(rest, _ROWS_AT_ONCE)):
                 places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
-                values = [value for row in part for value in astuple(row)]
+                values = list(chain.from_iterable(map(astuple, part)))
                 db.execute(f"insert or replace into decisions values {places}", values)
             db.executemany(
                 "insert into audit (at_ms, event, body) values (?, ?, ?)",
