@@ -1,8 +1,10 @@
 """The decision journal: every decision with its outcome, and every change of trust.
 
 The newest ``limits.JOURNAL_RING`` decisions stay in memory; all go to SQLite through one writer thread, so
-the event loop never waits for a disk. A full queue drops decisions and counts them; a failing disk loses
-rows, counts them, and serving goes on. Records hold no text of a prompt or an answer, and neither does this.
+the event loop never waits for a disk. A record is encoded when it is put, and only that is kept: it takes
+half a microsecond a row, and a record of many small objects would be in the way of all others for as long as
+it stays. A full queue drops decisions and counts them; a failing disk loses rows, counts them, and serving
+goes on. Records hold no text of a prompt or an answer, and neither does this.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -45,7 +48,7 @@ class AuditLine(Struct, frozen=True, kw_only=True):
     facts: dict[str, Fact]
 
 
-Item = DecisionRecord | AuditLine | Future[None] | None
+Item = Row | AuditLine | Future[None] | None
 """What the writer's queue carries; None ends the thread."""
 
 
@@ -57,7 +60,7 @@ class Journal:
         self._clock = clock
         self._log = log
         self._file = file or JournalFile(path)
-        self._ring: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self._ring: OrderedDict[str, Row] = OrderedDict()
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -73,15 +76,16 @@ class Journal:
 
         A record without a wall time gets the present one, or keeps that of the record it replaces.
         """
-        before = self._ring.pop(record.id, None)
+        ring = self._ring
+        before = ring.pop(record.id, None)
         if record.wall_ms is None:
-            wall_ms = before.wall_ms if before is not None else self._clock.wall_ms()
+            wall_ms = before.at_ms if before is not None else self._clock.wall_ms()
             record = replace(record, wall_ms=wall_ms)
-        self._ring[record.id] = record
-        if len(self._ring) > limits.JOURNAL_RING:
-            self._ring.popitem(last=False)
+        ring[record.id] = row = row_of(record)
+        if len(ring) > limits.JOURNAL_RING:
+            ring.popitem(last=False)
         if self._queue.qsize() < limits.JOURNAL_QUEUE:
-            self._queue.put(record)
+            self._queue.put(row)
         else:
             self.dropped += 1
 
@@ -96,7 +100,7 @@ class Journal:
     async def get(self, decision_id: str) -> DecisionRecord | None:
         """One decision by its id, or None."""
         if (held := self._ring.get(decision_id)) is not None:
-            return held
+            return _DECODER.decode(held.body)
         try:
             body = await asyncio.to_thread(body_of, self._path, decision_id)
         except sqlite3.Error as exc:
@@ -109,15 +113,16 @@ class Journal:
     ) -> list[DecisionRecord]:
         """The newest decisions first; ``since_ms`` is wall time. What cannot be read is left out."""
         limit = max(0, min(limit, limits.JOURNAL_RING))
-        held = [
-            record
-            for record in reversed(self._ring.values())
-            if (action is None or record.action.value == action)
-            and (reason is None or record.reason.value == reason)
-            and (since_ms is None or _wall(record) >= since_ms)
-        ]
-        if len(held) >= limit:
-            return held[:limit]
+        matching = (
+            _DECODER.decode(row.body)
+            for row in reversed(self._ring.values())
+            if (action is None or row.action == action)
+            and (reason is None or row.reason == reason)
+            and (since_ms is None or row.at_ms >= since_ms)
+        )
+        held = list(islice(matching, limit))
+        if len(held) == limit:
+            return held
         try:
             stored = await asyncio.to_thread(
                 bodies, self._path, limit, action=action, reason=reason, since_ms=since_ms
@@ -187,7 +192,7 @@ class Journal:
 
     def _batch(self) -> list[Item]:
         items: list[Item] = [self._queue.get()]
-        if isinstance(items[0], DecisionRecord) and self._queue.qsize() < BATCH:
+        if isinstance(items[0], Row) and self._queue.qsize() < BATCH:
             self._closing.wait(LINGER_S)
         while len(items) < BATCH:
             try:
@@ -197,14 +202,14 @@ class Journal:
         return items
 
     def _write(self, items: list[Item]) -> int:
-        records = {record.id: record for record in items if isinstance(record, DecisionRecord)}.values()
+        rows = {row.id: row for row in items if isinstance(row, Row)}.values()
         audit = [
             AuditRow(at_ms=line.at_ms, event=line.event, body=msgspec.msgpack.encode(line.facts))
             for line in items
             if isinstance(line, AuditLine)
         ]
-        count = len(records) + len(audit)
-        if count and self._guarded(lambda: self._file.write(map(row_of, records), audit)):
+        count = len(rows) + len(audit)
+        if count and self._guarded(lambda: self._file.write(rows, audit)):
             self.written += count
         elif count:
             self.lost += count
@@ -234,7 +239,7 @@ def row_of(record: DecisionRecord) -> Row:
     """``record`` as a row of the table; ``node`` is the node part of the chosen row."""
     return Row(
         record.id,
-        _wall(record),
+        record.wall_ms or 0,
         record.request_id,
         record.action.value,
         record.reason.value,
@@ -242,7 +247,3 @@ def row_of(record: DecisionRecord) -> Row:
         record.req.model_resolved or None,
         _ENCODER.encode(record),
     )
-
-
-def _wall(record: DecisionRecord) -> int:
-    return 0 if record.wall_ms is None else record.wall_ms
