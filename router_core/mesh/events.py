@@ -1,7 +1,7 @@
 """What happens to the mesh machine: the events its driver reports, and the timer.
 
 A link is named by a number its driver draws, never used twice in a process life. ``Ticked`` is sent whenever
-``Mesh.deadline`` has passed, which is at most 100 ms after the last one.
+``Mesh.deadline`` has passed, which is at most 500 ms after the last one.
 """
 
 from enum import Enum

@@ -115,6 +115,12 @@ class Link:
     def wants_ping(self, now: int) -> bool:
         return self.phase is not Phase.GREETING and now - self.sent_at >= self._policy.ping_ms
 
+    def look_at(self, now: int) -> int:
+        """When time alone may change something here; ``now`` for soon."""
+        if not self.is_up or self.paused or self.busy_since is not None:
+            return now
+        return min(self.sent_at + self._policy.ping_ms, self.heard_at + self._policy.dead_ms)
+
     def ping(self, nonce: int, now: int) -> None:
         self._pinged = (nonce, now)
 

@@ -57,6 +57,19 @@ def gone_after_ms(due_ms: int, policy: MeshPolicy) -> int:
     return max(10 * due_ms, policy.gone_min_ms)
 
 
+def stands_ms(evidence: Evidence, policy: MeshPolicy) -> int | None:
+    """How long the verdict on this evidence stands while nothing is heard; None: for ever."""
+    age, due = evidence.age_ms, evidence.due_ms
+    waits = [gone_after_ms(due, policy) + 1 - age]
+    if evidence.confirmed:
+        waits += [due + policy.fresh_slack_ms + 1 - age, 2 * due + policy.suspect_slack_ms + 1 - age]
+    if evidence.broken_ms is not None:
+        waits.append(policy.broken_grace_ms - evidence.broken_ms)
+    if evidence.lost_ms is not None:
+        waits.append(policy.lost_hold_ms - evidence.lost_ms)
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
 def _by_evidence(evidence: Evidence, was: Liveness, policy: MeshPolicy, keep: bool) -> Liveness:
     age, due = evidence.age_ms, evidence.due_ms
     if was is Liveness.GONE or (age > gone_after_ms(due, policy) and not keep):
@@ -91,6 +104,10 @@ class Solitude:
         """How long no link has been up; 0 with one."""
         return now - self._unlinked_since if self._unlinked_since is not None else 0
 
+    def is_settled(self, links_up: int, somebody_alive: bool) -> bool:
+        """Whether time alone changes nothing here."""
+        return not somebody_alive or self.lonely is not bool(links_up)
+
     def update(self, now: int, links_up: int, somebody_alive: bool) -> bool:
         """Look again; True if ``lonely`` changed."""
         if links_up:
@@ -114,33 +131,34 @@ class Solitude:
 class ObserverGap:
     """Our own stalls: a tick that comes more than 500 ms late. For 2 s after one nothing worsens.
 
-    What was queued meanwhile says little: peers may have given us up long before the stall ended, so no number of
-    messages ends a gap early.
+    Ticks are 100 ms apart while anything may change soon, and at most 500 ms in a calm mesh. What was queued during
+    a stall says little: peers may have given us up long before it ended, so no number of messages ends a gap early.
     """
 
-    __slots__ = ("_policy", "_ticked_at", "_until")
+    __slots__ = ("_policy", "_until", "next_tick_at")
 
     def __init__(self, policy: MeshPolicy, now: int) -> None:
         self._policy = policy
-        self._ticked_at = now
         self._until = now
+        self.next_tick_at = now + policy.tick_ms
 
     def observe(self, now: int) -> int:
         """To be called at each event, before all else: the milliseconds just slept through, else 0."""
-        late = now - self._ticked_at - self._policy.tick_ms
+        late = now - self.next_tick_at
         if late <= self._policy.gap_ms:
             return 0
-        self._ticked_at = now
+        self.next_tick_at = now + self._policy.tick_ms
         self._until = now + self._policy.gap_grace_ms
         return late
 
-    def ticked(self, now: int) -> None:
-        self._ticked_at = now
+    def ticked(self, now: int, look_at: int) -> None:
+        """A tick came; by ``look_at`` time alone may change something."""
+        policy = self._policy
+        self.next_tick_at = max(now + policy.tick_ms, min(look_at, now + policy.calm_tick_ms))
 
-    @property
-    def next_tick_at(self) -> int:
-        """When the next tick is due."""
-        return self._ticked_at + self._policy.tick_ms
+    def hasten(self, now: int, look_at: int = 0) -> None:
+        """Something may change by ``look_at``; soon, if not given."""
+        self.next_tick_at = min(self.next_tick_at, max(now + self._policy.tick_ms, look_at))
 
     def active(self, now: int) -> bool:
         return now < self._until

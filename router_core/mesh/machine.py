@@ -46,7 +46,8 @@ class Mesh:
 
     @property
     def deadline(self) -> int:
-        """When ``Ticked`` is due, boot milliseconds; at most 100 ms after the last one."""
+        """When ``Ticked`` is due, boot milliseconds; at most 100 ms after the last one while anything may change
+        soon, 500 ms in a calm mesh."""
         return self._deadline
 
     @property
@@ -106,13 +107,22 @@ class Mesh:
         parts = self.parts
         if isinstance(event, ev.FrameReceived):
             if (link := parts.links.get(event.link)) is not None:
+                was_up = link.is_up
                 intake.frame(parts, link, event.data, now)
                 self._dial_soon = self._dial_soon or event.link not in parts.links
+                if not was_up or self._dial_soon or link.paused or not parts.hearsay.is_silent:
+                    parts.gap.hasten(now)
         elif isinstance(event, ev.Ticked):
             self._tick(now)
         elif isinstance(event, ev.BodyChanged):
             self._body_changed(event)
-        elif isinstance(event, ev.Resumed):
+        else:
+            parts.gap.hasten(now)
+            self._dispatch_rarer(event, now)
+
+    def _dispatch_rarer(self, event: ev.Event, now: int) -> None:
+        parts = self.parts
+        if isinstance(event, ev.Resumed):
             intake.resume(parts, now)
         elif isinstance(event, ev.LinkReady | ev.LinkBusy):
             self._link_writable(event, now)
@@ -154,7 +164,6 @@ class Mesh:
 
     def _tick(self, now: int) -> None:
         parts = self.parts
-        parts.gap.ticked(now)
         upkeep.tend_links(parts, now)
         upkeep.judge_all(parts, now)
         upkeep.feel_alone(parts, now)
@@ -165,6 +174,7 @@ class Mesh:
             parts.out.append(persist)
         if self._files is not None:
             parts.out.extend(self._files.save(now))
+        parts.gap.ticked(now, upkeep.look_at(parts, now))
         self._dial_soon = True
 
     def _body_changed(self, event: ev.BodyChanged) -> None:
@@ -211,19 +221,16 @@ class Mesh:
         if parts.publisher.needs_epoch and parts.publisher.is_persisted:
             parts.out.append(parts.publisher.begin_epoch(parts.publisher.epoch))
         self._publish(now)
-        deadline = parts.gap.next_tick_at
+        flushes: list[int | None] = []
         for link in parts.links.values():
             if link.flush_at is not None and link.flush_at <= now:
                 parts.out.extend(flush(link, parts, self._policy, parts.rng, now))
-            if link.flush_at is not None:
-                deadline = min(deadline, link.flush_at)
+            flushes.append(link.flush_at)
         parts.tell_view(now)
         if self._dial_soon:
             self._dial(now)
-        for due in (parts.view_at, parts.publisher.due_at(now)):
-            if due is not None:
-                deadline = min(deadline, due)
-        self._deadline = deadline
+        dues = (parts.gap.next_tick_at, parts.view_at, parts.publisher.due_at(now), *flushes)
+        self._deadline = min(due for due in dues if due is not None)
 
     def _publish(self, now: int) -> None:
         parts = self.parts
@@ -242,3 +249,5 @@ class Mesh:
         for peer in parts.dialler.choose(now, linked, states):
             told, known = parts.origins[peer].addresses, parts.addresses.get(peer, ())
             parts.out.append(Dial(peer, tuple(dict.fromkeys((*told, *known)))))
+        if parts.dialler.look_at is not None:
+            parts.gap.hasten(now, parts.dialler.look_at)

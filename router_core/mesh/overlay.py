@@ -50,6 +50,8 @@ class Dialler:
         self._rng = rng
         self._pursuits: dict[Id16, _Pursuit] = {}
         self._gone_at = now + policy.gone_redial_ms
+        self.look_at: int | None = None
+        """When the next back-off or wait of a peer ends, as of the last choice."""
 
     def set_peers(self, peers: Iterable[Id16], now: int, *, starting: bool) -> None:
         """Pursue exactly ``peers``; what is known of those that stay is kept."""
@@ -129,20 +131,27 @@ class Dialler:
     def choose(self, now: int, linked: dict[Id16, None], states: dict[Id16, Liveness | None]) -> list[Id16]:
         """Peers to dial now, within 4 dials at once."""
         self._give_up_hanging(now)
+        self.look_at = None
         room = self._policy.dials_most - sum(p.dialling for p in self._pursuits.values())
         if room <= 0:
             return []
         ready: list[tuple[bool, int, Id16]] = []
         ended: list[Id16] = []
         for peer, pursuit in self._pursuits.items():
-            if pursuit.dialling or peer in linked or now < pursuit.penalty_until:
+            if pursuit.dialling or peer in linked:
                 continue
-            if pursuit.at_once:
-                ready.append((False, 0, peer))
-            elif states.get(peer) in (Liveness.GONE, Liveness.LEFT):
-                ended.append(peer)
-            elif now >= pursuit.next_at and (pursuit.first or self._is_ours(peer, pursuit, now)):
+            if now >= pursuit.penalty_until:
+                if pursuit.at_once:
+                    ready.append((False, 0, peer))
+                    continue
+                if states.get(peer) in (Liveness.GONE, Liveness.LEFT):
+                    ended.append(peer)
+                    continue
+            ready_at = self._ready_at(peer, pursuit)
+            if now >= ready_at:
                 ready.append((True, pursuit.next_at, peer))
+            elif self.look_at is None or ready_at < self.look_at:
+                self.look_at = ready_at
         chosen = [peer for _, _, peer in sorted(ready)[:room]]
         if now >= self._gone_at:
             self._gone_at = now + self._policy.gone_redial_ms
@@ -155,8 +164,12 @@ class Dialler:
                 pursuit.at_once, pursuit.once_at = False, now
         return chosen
 
-    def _is_ours(self, peer: Id16, pursuit: _Pursuit, now: int) -> bool:
-        return self._own < peer or now - pursuit.unlinked_since >= self._policy.larger_dials_after_ms
+    def _ready_at(self, peer: Id16, pursuit: _Pursuit) -> int:
+        """When it is our turn to dial: the larger id leaves the first seconds to the smaller."""
+        at = max(pursuit.next_at, pursuit.penalty_until)
+        if pursuit.first or self._own < peer:
+            return at
+        return max(at, pursuit.unlinked_since + self._policy.larger_dials_after_ms)
 
     def _give_up_hanging(self, now: int) -> None:
         for pursuit in self._pursuits.values():

@@ -4,7 +4,7 @@ from router_core.ids import Id16
 from router_core.mesh import linkup
 from router_core.mesh.actions import Alarm, Persist
 from router_core.mesh.events import SavedKey
-from router_core.mesh.liveness import ALIVE, judge
+from router_core.mesh.liveness import ALIVE, judge, stands_ms
 from router_core.mesh.messages import Ping
 from router_core.mesh.origin import Origin
 from router_core.mesh.parts import Parts
@@ -70,6 +70,19 @@ def tend_links(parts: Parts, now: int) -> None:
             link.ping(nonce, now)
             ping = Ping(nonce=nonce, boot_ms=now, degree=parts.degree, degree_cap=parts.policy.links_most)
             parts.send(link, ping, now)
+
+
+def look_at(parts: Parts, now: int) -> int:
+    """When time alone may change a link or a verdict, if nothing else happens; ``now`` for soon."""
+    settled = parts.solitude.is_settled(parts.degree, parts.others_alive > 0)
+    if parts.gap.active(now) or not settled or not parts.hearsay.is_silent:
+        return now
+    looks = [now + parts.policy.calm_tick_ms]
+    looks += [link.look_at(now) for link in parts.links.values()]
+    for origin in parts.origins.values():
+        if origin.state in ALIVE and (stands := stands_ms(origin.evidence(now), parts.policy)) is not None:
+            looks.append(now + stands)
+    return min(looks)
 
 
 def feel_alone(parts: Parts, now: int) -> None:

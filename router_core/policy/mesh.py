@@ -55,6 +55,7 @@ class MeshPolicy:
 
     # Links.
     tick_ms: ClassVar[int] = 100
+    calm_tick_ms: ClassVar[int] = 500
     flush_ms: ClassVar[int] = 250
     flush_jitter_pct: ClassVar[int] = 20
     urgent_flush_ms: ClassVar[int] = 5

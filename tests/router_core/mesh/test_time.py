@@ -125,7 +125,7 @@ def test_a_lonely_node_lets_nobody_go() -> None:
 
 def test_a_tick_more_than_half_a_second_late_is_a_gap_of_two_seconds() -> None:
     gap = ObserverGap(POLICY, 0)
-    gap.ticked(100)
+    gap.ticked(100, 0)
     assert gap.observe(700) == 0
     assert gap.observe(701) == 501
     assert gap.active(2_700)
