@@ -151,19 +151,25 @@ class Driver:
             while True:
                 now = self._clock.boot_ms()
                 event = self._next(now)
-                if event is None:
-                    deadline = self._machine.deadline
-                    await self._inbox.wait(None if deadline is None else (deadline - now) / 1_000)
-                    continue
-                self._perform(self._machine.handle(event, now))
-                self.stepped_ms = now
-                self.begun.set()
-                self._finish(event)
-                await asyncio.sleep(0)
+                if event is not None:
+                    self._perform(self._machine.handle(event, now))
+                    self.stepped_ms = now
+                    self.begun.set()
+                    self._finish(event)
+                await self._rest()
         finally:
             self._links.abort()
             await self._tasks.aclose()
             await asyncio.to_thread(self._writer.shutdown)
+
+    async def _rest(self) -> None:
+        """The loop gets one turn if more is to be done at once, else until something comes or is due."""
+        deadline = self._machine.deadline
+        left_ms = None if deadline is None else deadline - self._clock.boot_ms()
+        if self._machine.backlog or (left_ms is not None and left_ms <= 0):
+            await asyncio.sleep(0)
+        else:
+            await self._inbox.wait(None if left_ms is None else left_ms / 1_000)
 
     def _next(self, now: int) -> Event | None:
         """Time first, that a busy inbox never looks like a stall; then work left over; then what came in."""

@@ -62,8 +62,9 @@ class Inbox:
         return event
 
     async def wait(self, within_s: float | None) -> None:
-        """Return when something is here, or after ``within_s`` seconds (None: for ever)."""
+        """Return when something is here, after the loop had a turn; or after ``within_s`` seconds (None: for ever)."""
         if self:
+            await asyncio.sleep(0)
             return
         self._wake.clear()
         timer = None if within_s is None else asyncio.get_running_loop().call_later(within_s, self._wake.set)

@@ -105,6 +105,8 @@ class Mesh:
 
     def _dispatch(self, event: ev.Event, now: int) -> None:
         parts = self.parts
+        if not isinstance(event, ev.Ticked | ev.FrameReceived | ev.BodyChanged):
+            parts.gap.hasten(now)
         if isinstance(event, ev.FrameReceived):
             if (link := parts.links.get(event.link)) is not None:
                 was_up = link.is_up
@@ -116,13 +118,7 @@ class Mesh:
             self._tick(now)
         elif isinstance(event, ev.BodyChanged):
             self._body_changed(event)
-        else:
-            parts.gap.hasten(now)
-            self._dispatch_rarer(event, now)
-
-    def _dispatch_rarer(self, event: ev.Event, now: int) -> None:
-        parts = self.parts
-        if isinstance(event, ev.Resumed):
+        elif isinstance(event, ev.Resumed):
             intake.resume(parts, now)
         elif isinstance(event, ev.LinkReady | ev.LinkBusy):
             self._link_writable(event, now)

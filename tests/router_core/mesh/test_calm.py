@@ -185,5 +185,7 @@ def test_every_verdict_comes_as_soon_as_if_it_were_looked_for_ten_times_a_second
         eager.do(*step)
         calm.do(*step)
     for at in range(2, len(eager.seen) - 2):
-        for expected, found in zip(zip(*eager.seen[at - 2 : at + 3], strict=True), calm.seen[at], strict=True):
+        for expected, found in zip(
+            zip(*eager.seen[at - 2 : at + 3], strict=True), calm.seen[at], strict=True
+        ):
             assert found in expected, f"{100 * at} ms"
