@@ -14,6 +14,7 @@ from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside
 from agent.engines.watch import EngineWatch, KeyedManifest
 from agent.node.draining import Drains
+from agent.node.engine_log import EngineLog
 from agent.node.loads import SeenLoads
 from agent.node.own_work import own_work
 from agent.node.speaking import Listeners, Sources, Speaking
@@ -127,6 +128,7 @@ class HostRooms:
             metrics=self.load_metrics,
             policy=residency_policy,
         )
+        self._engine_log = EngineLog(log, self.engines.endpoints)
         self._loads = SeenLoads(
             self.load_metrics,
             endpoints=self.engines.endpoints,
@@ -149,6 +151,7 @@ class HostRooms:
 
     def _engine_changed(self, status: EndpointStatus, urgent: bool) -> None:
         self._loads.engine_changed(status)
+        self._engine_log.engine_changed(status)
         self.speaking.engine_changed(status, urgent)
         if urgent:
             self.residency.noticed()

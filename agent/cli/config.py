@@ -1,11 +1,15 @@
 """``pairmesh config``: what the files of the config folder say, and everything wrong with them."""
 
+import contextlib
 import json
 import socket
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
 
+from agent.cli.columns import printable
 from agent.cli.exits import Exit
 from agent.settings.load import FILE, Settings, check, load
 from agent.settings.manifest import read_manifests
@@ -15,6 +19,9 @@ from agent.settings.reading import Schema, Written
 from agent.settings.schema import SCHEMA
 from agent.settings.show import is_hidden, show
 from agent.store.folders import Folders
+
+ENDPOINTS: Final = "endpoints"
+UNREAD_MOST: Final = 16
 
 
 def declare(parser: ArgumentParser) -> None:
@@ -36,8 +43,21 @@ def faults_of(folders: Folders) -> list[str]:
     policy = load_policy(folders.config)
     found: list[object] = [*check(folders.config)]
     found += [] if isinstance(policy, PolicyRead) else policy
-    found += [f"endpoints/{fault}" for fault in read_manifests(folders.config / "endpoints").faults]
+    found += [f"{ENDPOINTS}/{fault}" for fault in read_manifests(folders.config / ENDPOINTS).faults]
     return [str(fault) for fault in found]
+
+
+def unread(folder: Path) -> list[str]:
+    """Files of the config folder that look as if they were to be read, and are not, one sentence each."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        stray = (path.name for path in folder.glob("*.toml") if path.name not in (FILE, POLICY_FILE))
+        found += [f"{name} is not read: manifests lie in {ENDPOINTS}/" for name in sorted(stray)]
+        odd = (path.name for path in (folder / ENDPOINTS).glob("[!.]*") if ".toml" not in path.name)
+        found += [
+            f"{ENDPOINTS}/{name} is not read: the name of a manifest ends in .toml" for name in sorted(odd)
+        ]
+    return [printable(each) for each in found[:UNREAD_MOST]]
 
 
 def _show(as_json: bool) -> int:
@@ -79,7 +99,10 @@ def _check(as_json: bool) -> int:
         return Exit.CONFIG if faults else Exit.OK
     if faults:
         return report(faults)
-    print(f"no fault in {folders.config}")
+    exists = "" if folders.config.exists() else ": there is no such folder, so everything is as by default"
+    print(f"no fault in {folders.config}{exists}")
+    for each in unread(folders.config):
+        print(f"note: {each}")
     return Exit.OK
 
 

@@ -13,7 +13,7 @@ import msgspec
 from agent.admin.documents import StatusDoc
 from agent.cli import findings
 from agent.cli.columns import columns
-from agent.cli.config import faults_of
+from agent.cli.config import faults_of, unread
 from agent.cli.daemon_client import DaemonClient, Refused, Unreachable
 from agent.cli.exits import Exit
 from agent.cli.findings import Finding, FolderFacts, Health
@@ -49,7 +49,7 @@ def examine(folders: Folders, service_runtime: Path = SERVICE_RUNTIME) -> Iterat
     yield from findings.folders(folder_facts(folders), _daemon_uid(folders))
     if len(os.fsencode(folders.admin_socket)) > SOCKET_PATH_MOST:
         yield findings.bad("folders", f"{folders.admin_socket} is longer than {SOCKET_PATH_MOST} bytes")
-    yield from findings.settings(faults_of(folders), str(folders.config))
+    yield from findings.settings(faults_of(folders), str(folders.config), unread(folders.config))
     status: StatusDoc | None = None
     try:
         status = DaemonClient(folders.admin_socket).get("/v1/status", StatusDoc)

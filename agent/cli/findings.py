@@ -45,6 +45,15 @@ _FIT_NAMES: Final = (
 )
 
 
+_TROUBLES: Final = {
+    "unreachable": "does not answer at its url: is it running, and is that its port?",
+    "starting": "answers, but lists no models yet: it still starts, or its url leads to something else",
+    "unauthorised": "refuses the key: see credential in its manifest",
+    "self_loop": "is a pairmesh API: its url has to lead to the engine itself",
+    "pair_not_adopted": "is a PAIR proxy: its url has to lead to the engine itself",
+    "url_refused": "has a url that leads where it must not: a cloud name to this host or its network, or the like",
+    "identity_changed": "is another engine than its manifest says: see engine there",
+}
 _SHUNS: Final = {
     "restarts": "began anew more than three times in ten seconds without a word of leave: it crashes, or is killed, or its "
     "identity is in use in two places",
@@ -102,10 +111,12 @@ def folders(facts: Iterable[FolderFacts], uid: int) -> Iterator[Finding]:
             yield good(fact.about, f"{fact.path} ({stat.S_IMODE(fact.mode):04o})")
 
 
-def settings(faults: Sequence[str], folder: str) -> Iterator[Finding]:
+def settings(faults: Sequence[str], folder: str, unread: Sequence[str]) -> Iterator[Finding]:
+    """``unread`` are files that somebody may have meant."""
     if not faults:
         yield good("settings", f"no fault in {folder}")
     yield from (bad("settings", fault) for fault in faults)
+    yield from (odd("settings", each) for each in unread)
 
 
 def floors(unmet: Sequence[str]) -> Iterator[Finding]:
@@ -161,7 +172,8 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
         elif engine.state == "draining":
             yield odd("engines", f"{engine.name} ({engine.kind}) is draining: it takes no new work")
         else:
-            yield bad("engines", f"{engine.name} ({engine.kind}) is {engine.state}")
+            trouble = _TROUBLES.get(status.own.troubles.get(engine.name, ""), f"is {engine.state}")
+            yield bad("engines", f"{engine.name} ({engine.kind}) {trouble}")
 
 
 def elsewhere(asked: str, service: str, exists: bool) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The table of nodes that ``pairmesh status`` prints. Pure: documents in, text out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agent.admin.documents import EngineDoc, HeldDoc, MemberDoc, ResidencyDoc, StatusDoc
@@ -24,7 +24,7 @@ def status_text(status: StatusDoc) -> str:
         f"listening: {listening or UNKNOWN}",
         f"policy: {UNKNOWN if own.policy is None else f'{own.policy.preset} ({own.policy.hash})'}",
         "",
-        *nodes_table(status.members),
+        *nodes_table(status.members, own.troubles),
     ]
     if own.residency is not None:
         lines += ["", *residency_lines(own.residency)]
@@ -71,18 +71,20 @@ def unfit(endpoint: str, how_many: int) -> str:
     return f"{endpoint} has {models} unfit to be offered"
 
 
-def nodes_table(members: Sequence[MemberDoc]) -> list[str]:
-    """One aligned line per node under a line of heads; the own node is marked with ``*``."""
-    return columns([_HEAD, *(_row(member) for member in members)], right=_RIGHT)
+def nodes_table(members: Sequence[MemberDoc], troubles: Mapping[str, str] = {}) -> list[str]:
+    """One aligned line per node under a line of heads; the own node is marked with ``*``, and its engines with what is
+    wrong with them."""
+    rows = [_row(member, troubles if member.me else {}) for member in members]
+    return columns([_HEAD, *rows], right=_RIGHT)
 
 
-def _row(member: MemberDoc) -> tuple[str, ...]:
+def _row(member: MemberDoc, troubles: Mapping[str, str]) -> tuple[str, ...]:
     return (
         f"{member.name}{'*' if member.me else ''}",
         state_of(member),
         UNKNOWN if member.age_ms is None else seconds(member.age_ms / 1_000),
         member.level or UNKNOWN,
-        ", ".join(_engine(engine) for engine in member.engines) or UNKNOWN,
+        ", ".join(_engine(engine, troubles) for engine in member.engines) or UNKNOWN,
         ", ".join(warm_models(member)) or UNKNOWN,
         UNKNOWN if member.in_flight is None else str(member.in_flight),
         UNKNOWN if member.gen_tps is None else f"{member.gen_tps:.0f}",
@@ -103,8 +105,11 @@ def warm_models(member: MemberDoc) -> list[str]:
     return list(dict.fromkeys(shown))
 
 
-def _engine(engine: EngineDoc) -> str:
-    return engine.name if engine.state == "ready" else f"{engine.name} ({engine.state})"
+def _engine(engine: EngineDoc, troubles: Mapping[str, str]) -> str:
+    if engine.state == "ready":
+        return engine.name
+    trouble = troubles.get(engine.name, engine.state)
+    return f"{engine.name} ({trouble.replace('_', ' ')})"
 
 
 def _link(member: MemberDoc) -> str:

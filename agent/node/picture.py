@@ -87,6 +87,11 @@ class NodePicture:
                     for name, status in self._endpoints().items()
                     if status.unfit_names
                 },
+                troubles={
+                    name: status.reason
+                    for name, status in self._endpoints().items()
+                    if status.reason is not None
+                },
                 residency=_residency_doc(self._residency()),
             ),
             members=members_of(

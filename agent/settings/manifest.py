@@ -42,6 +42,10 @@ class EngineKind(StrEnum):
     OPENAI = "openai"
 
 
+LATER: Final = frozenset({EngineKind.VLLM, EngineKind.LMSTUDIO, EngineKind.SGLANG})
+"""Engines that have no adapter of their own yet: their OpenAI API is all that is used of them."""
+
+
 class Caps(Struct, frozen=True, gc=False, kw_only=True):
     """Capabilities as far as they are known; ``has`` counts only where ``known``."""
 
@@ -194,7 +198,7 @@ def parse_manifest(raw: bytes, file: str) -> tuple[Manifest | None, tuple[Manife
 def _manifest(top: Table, stem: str) -> Manifest:
     cloud = top.flag("cloud") or False
     remote = top.flag("remote_host") or cloud
-    engine = top.choice("engine", tuple(EngineKind))
+    engine = _engine(top)
     if not top.has("engine"):
         top.fault("engine", "is missing")
     connect_ms = top.whole("connect_ms", least=1, most=60_000)
@@ -226,6 +230,13 @@ def _manifest(top: Table, stem: str) -> Manifest:
     return manifest
 
 
+def _engine(top: Table) -> str | None:
+    engine = top.choice("engine", tuple(kind for kind in EngineKind if kind not in LATER), others=LATER)
+    if engine in LATER:
+        top.fault("engine", f"{str(engine)!r} is not available in this version: write 'openai'")
+    return engine
+
+
 def _name(top: Table, stem: str) -> str:
     if top.has("name"):
         return top.text("name", NAME_PATTERN) or ""
@@ -248,8 +259,9 @@ def _url(top: Table, *, remote: bool, cloud: bool) -> EngineUrl:
         top.fault("url", "not a URL")
         return nowhere
     allowed = ("http", "https") if cloud else ("http",)
-    if parts.scheme not in allowed:
-        top.fault("url", f"scheme {parts.scheme!r} is none of {' '.join(allowed)}")
+    if not text.lower().startswith(tuple(f"{scheme}://" for scheme in allowed)):
+        top.fault("url", f"must begin with {' or '.join(f'{scheme}://' for scheme in allowed)}")
+        return nowhere
     if parts.username is not None or parts.password is not None:
         top.fault("url", "must not hold a user or a password: use credential")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
@@ -270,6 +282,8 @@ def _host_problem(host: str, *, remote: bool, cloud: bool) -> str | None:
             r"(?=.{1,253}\Z)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*\.[a-z][a-z0-9-]*", host
         ):
             return None
+        if host == "localhost":
+            return "must name an address: write 127.0.0.1 or [::1] for localhost"
         return f"host {host[:64]!r} is not an IP literal" + ("" if cloud else " (names need cloud)")
     if address.is_unspecified or address.is_multicast or (address.version == 6 and address.ipv4_mapped):
         return f"host {host!r} cannot be an engine's address"

@@ -6,7 +6,7 @@ whoever sees ``faults`` must throw the result away.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 FILE_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -60,9 +60,10 @@ class Table:
         self.fault(key, f"does not match {FILE_NAME}: it names the file that holds the key")
         return None
 
-    def choice(self, key: str, choices: Sequence[str]) -> str | None:
+    def choice(self, key: str, choices: Sequence[str], others: Collection[str] = ()) -> str | None:
+        """One of ``choices``, which a fault names, or of ``others``, which it does not."""
         value: str | None = self._take(key, str, "a string")
-        if value is None or value in choices:
+        if value is None or value in choices or value in others:
             return value
         self.fault(key, f"{_shown(value)} is none of {' '.join(choices)}")
         return None

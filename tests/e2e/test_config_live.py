@@ -223,6 +223,21 @@ async def test_a_key_of_an_engine_that_was_renewed_is_shown_from_then_on(live: L
     await wait_for(renewed, 10, "the new key")
 
 
+async def test_an_engine_that_takes_no_requests_is_told_with_the_reason(serving: Live) -> None:
+    serving.write("endpoints/other.toml", f'engine = "llamacpp"\nurl = "{serving.url}"\n')
+    serving.write("endpoints/self.toml", f'engine = "openai"\nurl = "{serving.node.api}"\n')
+    serving.write("endpoints/gone.toml", 'engine = "openai"\nurl = "http://127.0.0.1:9"\n')
+    serving.hang_up()
+    troubles = {"other": "identity_changed", "self": "self_loop", "gone": "unreachable"}
+    await serving.sees("the reasons", troubles=troubles)
+    assert "other (identity changed)" in (await serving.node.cli("status"))[1]
+    assert "gone (openai) does not answer at its url" in (await serving.node.cli("doctor"))[1]
+    told = [json.loads(line) for line in serving.node.log.read_text().splitlines()]
+    down = {line["endpoint"]: line["reason"] for line in told if line["event"] == "engine.down"}
+    assert down == troubles
+    assert {line["endpoint"] for line in told if line["event"] == "engine.up"} == {"engine"}
+
+
 async def test_a_changed_manifest_is_replaced_and_what_is_under_way_goes_on(serving: Live) -> None:
     async with await serving.ask("held") as reply:
         assert (await reply.content.readline()).startswith(b"data: ")

@@ -9,6 +9,8 @@ from agent.admin.documents import LinkDoc, ShunDoc, StatusDoc
 from agent.cli import findings
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
+from agent.engines.contract import Health as EngineHealth
+from agent.engines.contract import Refusal
 from tests.agent.admin.documents import engine, member, status, unseen
 
 
@@ -98,6 +100,17 @@ def test_engines_that_are_down_or_empty_or_missing_are_named() -> None:
     assert said(found, Health.ODD) == "b offers no model"
     assert "c (llamacpp) is ready with 1 model" in said(found, Health.GOOD)
     assert "none: write endpoints" in said(list(findings.own_node(with_members(engines=()))), Health.ODD)
+
+
+@pytest.mark.parametrize("reason", [*Refusal, *(each for each in EngineHealth if not each.takes_requests)])
+def test_why_an_engine_takes_no_requests_is_said(reason: Refusal | EngineHealth) -> None:
+    if reason in (Refusal.UNSUPPORTED, EngineHealth.REFUSED):
+        return
+    made = with_members(engines=(engine("a", "down"),))
+    made = replace(made, own=replace(made.own, troubles={"a": reason.value}))
+    bad = said(list(findings.own_node(made)), Health.BAD)
+    assert bad.startswith("a (llamacpp) ")
+    assert len(bad) > len("a (llamacpp) is down")
 
 
 def test_models_that_nobody_is_offered_are_counted_and_what_to_do_is_said() -> None:

@@ -99,6 +99,20 @@ def test_models_that_move_are_told_with_what_is_left_of_it() -> None:
     assert lines[-1] == "  and 84 more: see --json"
 
 
+def test_why_an_own_engine_takes_no_requests_stands_beside_it() -> None:
+    made = status()
+    mine = replace(made.members[0], engines=(engine(), engine("vllm", "down", None, ())))
+    other = replace(made.members[1], engines=(engine("vllm", "down", None, ()),))
+    made = replace(
+        made,
+        members=(mine, other),
+        own=replace(made.own, troubles={"vllm": "identity_changed", "llama": "unreachable"}),
+    )
+    text = status_text(made)
+    assert "llama, vllm (identity changed)" in text
+    assert "  vllm (down)" in text
+
+
 def test_a_hostile_engine_name_stays_one_cell() -> None:
     hostile = replace(unseen("x", "x", "lost"), engines=(engine("a\x1b]0;pwned\x07\n\u202e"),))
     lines = nodes_table([hostile])

@@ -300,6 +300,30 @@ async def test_config_shows_and_checks_all_files(pairmesh: Host) -> None:
     assert (await pairmesh("config", "show"))[0] == 78
 
 
+async def test_files_that_nobody_reads_are_named(pairmesh: Host) -> None:
+    (pairmesh.config / "llama.toml").write_text("")
+    (pairmesh.config / "endpoints").mkdir()
+    for name in ("ollama.conf", "old.toml.off", ".llama.toml.swp", "on\x1b.cfg"):
+        (pairmesh.config / "endpoints" / name).write_text("")
+    code, out, _ = await pairmesh("config", "check")
+    assert (code, out.splitlines()[1:]) == (
+        0,
+        [
+            "note: llama.toml is not read: manifests lie in endpoints/",
+            "note: endpoints/ollama.conf is not read: the name of a manifest ends in .toml",
+            "note: endpoints/on\\x1b.cfg is not read: the name of a manifest ends in .toml",
+        ],
+    )
+    assert "odd      settings  llama.toml is not read" in (await pairmesh("doctor"))[1]
+
+
+async def test_a_config_folder_that_is_not_there_is_said(
+    pairmesh: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONFIGURATION_DIRECTORY", str(pairmesh.config / "absent"))
+    assert "no such folder, so everything is as by default" in (await pairmesh("config", "check"))[1]
+
+
 async def test_run_refuses_bad_settings_before_it_starts_anything(pairmesh: Host) -> None:
     (pairmesh.config / "policy.toml").write_text('preset = "turbo"\n')
     code, _, err = await pairmesh("run", "--api-listen", "0.0.0.0:11433", "--name", "No Name")

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.engines.catalogue import CATALOGUE
 from agent.settings.manifest import (
     CONNECT_MS,
     IDLE_MS,
+    LATER,
     MANIFEST_BYTES,
     Caps,
     DeclaredModel,
@@ -326,3 +328,24 @@ def test_a_file_name_that_is_no_text_is_told_in_text(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.toml")).write_text("x")
     (fault,) = read_manifests(tmp_path).faults
     assert str(fault).encode("utf-8").startswith("\ufffd.toml: not TOML".encode())
+
+
+def test_an_engine_without_an_adapter_is_refused_with_what_to_write_instead() -> None:
+    assert {kind for kind in EngineKind if kind not in LATER} == {engine for engine, _ in CATALOGUE}
+    for kind in LATER:
+        _, (fault,) = parse_manifest(f'url = "http://127.0.0.1:1"\nengine = "{kind}"\n'.encode(), "a.toml")
+        assert str(fault) == f"a.toml: engine: '{kind}' is not available in this version: write 'openai'"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("127.0.0.1:8080", "must begin with http://"),
+        ("localhost:11434", "must begin with http://"),
+        ("https://127.0.0.1:8080", "must begin with http://"),
+        ("http://localhost:11434", "must name an address: write 127.0.0.1 or [::1] for localhost"),
+    ],
+)
+def test_what_is_commonly_written_for_a_url_is_told_in_one_sentence(url: str, problem: str) -> None:
+    _, (fault,) = parse_manifest(f'url = "{url}"\nengine = "ollama"\n'.encode(), "a.toml")
+    assert str(fault) == f"a.toml: url: {problem}"
