@@ -9,7 +9,10 @@ from agent.settings.values import Listen
 from agent.store.folders import RefuseToStart
 
 _WHY = {
-    errno.EADDRINUSE: ("port_in_use", "another program listens there: stop it, or set another {key}"),
+    errno.EADDRINUSE: (
+        "port_in_use",
+        "another program, or a pairmesh that runs already, listens there: stop it, or set another {key}",
+    ),
     errno.EADDRNOTAVAIL: ("address_not_here", "this host has no such address: correct {key}"),
     errno.EACCES: ("port_forbidden", "this user may not listen there: set {key} to a port above 1023"),
 }

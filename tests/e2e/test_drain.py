@@ -1,6 +1,7 @@
 """A daemon that is told to stop ends what it began, takes nothing new, and says goodbye to the others."""
 
 import asyncio
+import json
 import signal
 
 import aiohttp
@@ -33,6 +34,10 @@ async def test_a_stream_that_runs_is_finished_and_the_others_know_at_once(cluste
         lines += [line async for line in reply.content]
     assert b"data: [DONE]\n" in lines
     assert await asyncio.wait_for(beta.process.wait(), 15) == 0
+    told = [json.loads(line) for line in beta.log.read_text().splitlines()]
+    (stopping,) = [line for line in told if line["event"] == "stopping"]
+    assert (stopping["asked"], stopping["requests"]) == (True, 1)
+    assert (told[-1]["event"], told[-1]["clean"]) == ("stopped", True)
 
     async def left() -> bool:
         return (await alpha.members())["beta"]["liveness"] in ("left", "gone")
