@@ -33,7 +33,7 @@ _ADD_REFUSALS: Final = {
     AddCode.NOT_STORED: "the entry could not be stored and was not taken: look at the state folder's disk",
 }
 _REMOVE_REFUSALS: Final = {
-    RemoveCode.NOT_A_MEMBER: "no member goes by that id or name",
+    RemoveCode.NOT_A_MEMBER: "no member goes by that: give its id, 8 characters of it or more, or its name as @NAME",
     RemoveCode.AMBIGUOUS: "more than one member goes by that: give more of the id",
 }
 _ROLES: Final = {str(role.name).lower(): role for role in Role}

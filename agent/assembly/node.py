@@ -174,6 +174,7 @@ class Assembly:
                     membership=self.membership,
                     board=placement.board,
                     mesh=lambda: self.mesh.machine.picture(clock.boot_ms()),
+                    dial_faults=lambda: self.mesh.driver.dial_faults,
                     addresses=self.ports.shown,
                     faults=lambda: (*self.faults, *self.reloading.faults),
                     policy=lambda: placement.fleet().policy,

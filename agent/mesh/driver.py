@@ -135,6 +135,8 @@ class Driver:
         self._left = asyncio.Event()
         self.stepped_ms = clock.boot_ms()
         """When the machine last took a step; before the first, when the driver was made."""
+        self.dial_faults: dict[Id16, str] = {}
+        """In a word, how the last dial of a member ended, as long as no link to it was opened since."""
         self.begun = asyncio.Event()
         """Set after the machine's first step: from then on it speaks with this process life's epoch."""
         self._tasks = Tasks(told.failed)
@@ -215,7 +217,7 @@ class Driver:
         member = self._members.get(action.peer)
         endpoints = self._book.choose(member, action.addrs) if member is not None else ()
         if member is None or not endpoints:
-            self._inbox.put(DialFailed(action.peer, DialFailure.NO_ADDRESS))
+            self.dial_failed(action.peer, Outcome.NO_ADDRESS)
             return
         self._links.dial(member, endpoints)
 
@@ -236,6 +238,7 @@ class Driver:
     def opened(self, link: Link) -> None:
         addr = None if link.dialled is None else _address(link.dialled)
         dialled = link.dialled is not None
+        self.dial_faults.pop(link.peer, None)
         self._inbox.put(LinkOpened(link=link.number, peer=link.peer, dialled=dialled, addr=addr))
 
     def closed(self, link: Link) -> None:
@@ -256,6 +259,8 @@ class Driver:
             self._told.notify("dial_identity_mismatch", {"peer": peer.hex(), "address": str(endpoint)})
 
     def dial_failed(self, peer: Id16, outcome: Outcome) -> None:
+        if peer in self._members:
+            self.dial_faults[peer] = outcome.value
         self._inbox.put(DialFailed(peer, _FAILURES.get(outcome, DialFailure.UNREACHABLE)))
 
     # --- what the daemon calls -------------------------------------------------------------------------------
@@ -273,6 +278,7 @@ class Driver:
     def roster_changed(self, members: Mapping[Id16, Member], mesh_id: MeshId) -> None:
         """Everybody who may speak now, this node aside. Links of others are ended by the machine."""
         self._members = dict(members)
+        self.dial_faults = {peer: why for peer, why in self.dial_faults.items() if peer in members}
         self._book.admit_members(self._members)
         self._inbox.replace(RosterChanged(members=tuple(self._members.values()), mesh_id=mesh_id))
 

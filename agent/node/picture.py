@@ -23,6 +23,7 @@ from agent.board import Board
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.identity.membership import Membership
+from router_core.ids import Id16
 from router_core.mesh.picture import MemberPicture, Picture
 from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
@@ -38,6 +39,7 @@ class NodePicture:
         membership: Membership,
         board: Board,
         mesh: Callable[[], Picture],
+        dial_faults: Callable[[], Mapping[Id16, str]],
         addresses: Callable[[], Mapping[str, str]],
         faults: Callable[[], tuple[str, ...]],
         policy: Callable[[], PlacementPolicy],
@@ -49,6 +51,7 @@ class NodePicture:
         self._membership = membership
         self._board = board
         self._mesh = mesh
+        self._dial_faults = dial_faults
         self._addresses = addresses
         self._faults = faults
         self._policy = policy
@@ -62,10 +65,8 @@ class NodePicture:
         """This node, its members, its engines, now."""
         now = self._clock.boot_ms()
         membership, mesh, policy = self._membership, self._mesh(), self._policy()
-        links = {
-            member.id16: LinkDoc(state=_state(member.link_up), rtt_ms=member.rtt_ms)
-            for member in mesh.members
-        }
+        dial_faults = self._dial_faults()
+        links = {member.id16: _link_doc(member, dial_faults.get(member.id16)) for member in mesh.members}
         return StatusDoc(
             at_ms=self._clock.wall_ms(),
             own=OwnDoc(
@@ -132,5 +133,8 @@ def _shun(member: MemberPicture) -> ShunDoc | None:
     return ShunDoc(why=why, left_ms=left_ms) if left_ms else None
 
 
-def _state(up: bool) -> str:
-    return "up" if up else "down"
+def _link_doc(member: MemberPicture, dial_fault: str | None) -> LinkDoc:
+    """A failed dial is newer than whatever ended the link before it."""
+    if member.link_up:
+        return LinkDoc(state="up", rtt_ms=member.rtt_ms)
+    return LinkDoc(state="down", fault=dial_fault or member.link_fault)

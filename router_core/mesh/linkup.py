@@ -5,6 +5,8 @@ An end of a link that was up is planned (duplicate, going down, trimmed) or abno
 by epoch.
 """
 
+from typing import Final
+
 from router_core import limits
 from router_core.ids import Id16
 from router_core.mesh.actions import Alarm
@@ -28,6 +30,8 @@ from router_core.mesh.parts import Parts
 from router_core.record.membership import Liveness
 from router_core.record.stamp import Stamp
 from router_core.record.state import Kind
+
+_CODES: Final = {code.value: code for code in ByeCode}
 
 
 def opened(parts: Parts, event: LinkOpened, now: int) -> None:
@@ -198,6 +202,7 @@ def _rose(parts: Parts, link: Link, now: int) -> None:
     parts.publisher.listened(now)
     parts.losses.forget(link.peer)
     origin = parts.origins[link.peer]
+    origin.link_fault = None
     assert link.hello is not None
     if origin.epoch == link.hello.epoch:
         origin.hear_clock(link.hello_at, link.hello.boot_ms)
@@ -224,6 +229,7 @@ def drop(parts: Parts, link: Link, code: ByeCode | None, now: int, *, penalty: b
     """End a link ourselves. With ``penalty`` the peer is left alone for 60 s, and told so."""
     if penalty:
         parts.dialler.penalise(link.peer, parts.policy.penalty_ms, now)
+    _note_fault(parts, link, code)
     parts.close(link, code, now, retry_after_ms=parts.policy.penalty_ms if penalty else 0)
     ended(parts, link, code in PLANNED, now)
 
@@ -233,8 +239,15 @@ def bye(parts: Parts, link: Link, message: Bye, now: int) -> None:
     if message.retry_after_ms:
         wait_ms = min(message.retry_after_ms, parts.policy.retry_after_most_ms)
         parts.dialler.penalise(link.peer, wait_ms, now)
+    _note_fault(parts, link, _CODES.get(message.code, ByeCode.PROTOCOL))
     parts.close(link, None, now)
     ended(parts, link, message.code in PLANNED, now)
+
+
+def _note_fault(parts: Parts, link: Link, code: ByeCode | None) -> None:
+    origin = parts.origins.get(link.peer)
+    if origin is not None and code is not None and code not in PLANNED:
+        origin.link_fault = code.name.lower()
 
 
 def closed(parts: Parts, event: LinkClosed, now: int) -> None:

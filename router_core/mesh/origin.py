@@ -69,6 +69,8 @@ class Origin:
         self.confirmed = False
         self.refused = False
         self.broken_at: int | None = None
+        self.link_fault: str | None = None
+        """In a word, why the last link to it ended unplanned, by either end; None once one is up."""
         self.lost_since: int | None = None
         self.credit_ms = 0
         self.bucket = Bucket(policy.accept_per_s_m, policy.accept_burst, now)

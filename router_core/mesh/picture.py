@@ -12,13 +12,14 @@ from router_core.record.state import Kind
 class MemberPicture(Struct, frozen=True, kw_only=True):
     """One other member. ``state`` is None if nothing was ever heard of it; stamps are None for what is not held.
     ``conflict_ms`` is how long it is still taken for one identity in several places, ``quarantine_ms`` how long nothing
-    of it is taken at all."""
+    of it is taken at all; ``link_fault`` is why the last link to it ended unplanned, None once one is up."""
 
     id16: Id16
     state: Liveness | None
     confirmed: bool
     age_ms: int | None
     link_up: bool
+    link_fault: str | None
     rtt_ms: int | None
     volatile: Stamp | None
     static: Stamp | None
@@ -91,6 +92,7 @@ def _member(parts: Parts, id16: Id16, now: int) -> MemberPicture:
         confirmed=origin.confirmed,
         age_ms=origin.age_ms(now),
         link_up=bool(up),
+        link_fault=origin.link_fault,
         rtt_ms=up[0].rtt_ms if up else None,
         volatile=stamps[0],
         static=stamps[1],

@@ -144,6 +144,22 @@ async def test_a_removed_member_loses_its_links_within_a_second(town: Town) -> N
     await until(lambda: c.links_up == 1)
 
 
+async def test_how_the_last_dial_of_a_member_ended_is_told_until_a_link_is_open(town: Town) -> None:
+    a = await town.start(0)
+    b = await town.start(1, a, members=[1])
+    await b.set_roster([who.member for who in town.people[:2]])
+    await a.set_roster([a.who.member])
+    at = lambda: b.driver.dial_faults.get(a.who.id16)  # noqa: E731
+    await until(lambda: at() == "lost", 15, picture=lambda: b.driver.dial_faults)
+    await a.set_roster([who.member for who in town.people[:2]])
+    await until(lambda: b.sees(a.who), 15, picture=b.driver.picture)
+    assert at() is None
+    await a.kill()
+    await until(lambda: at() == "refused", 15, picture=lambda: b.driver.dial_faults)
+    await b.set_roster([b.who.member])
+    assert b.driver.dial_faults == {}
+
+
 async def test_a_sighting_alone_is_enough_to_link(town: Town) -> None:
     """The smaller id dials at once; the larger would give it five seconds first."""
     a, b = await town.start(0), await town.start(1)

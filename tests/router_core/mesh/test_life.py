@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.ids import Id16
+from router_core.ids import Id16, mesh8_of
 from router_core.mesh import messages as msg
 from router_core.mesh.events import DialFailed, DialFailure, LinkClosed, LinkId, RecordHeard, SavedKey, Ticked
 from router_core.mesh.saved import Floor, Saved, read_saved
@@ -13,7 +13,7 @@ from router_core.record.codec import decode_volatile
 from router_core.record.membership import Liveness
 from router_core.record.stamp import Stamp
 from router_core.record.state import Flag, Kind, LostLink, Static, Volatile
-from tests.router_core.mesh.rig import MESH, Peer, Rig, alarms, dials, frames, headers, persists
+from tests.router_core.mesh.rig import MESH, OTHER_MESH, Peer, Rig, alarms, dials, frames, headers, persists
 
 U, F, LATE, S, G, LEFT = (
     Liveness.UNCONFIRMED,
@@ -456,6 +456,25 @@ def test_the_picture_shows_members_and_links() -> None:
     assert by_id[other.id16].state is None
     assert [link.phase for link in shown.links] == ["up"]
     assert ("V", "accepted", 1) in shown.counts
+
+
+def test_why_a_link_ended_is_kept_until_the_next_one_is_up() -> None:
+    rig = Rig()
+    peer, other = rig.peers
+
+    def faults() -> list[str | None]:
+        shown = {member.id16: member.link_fault for member in rig.mesh.picture(rig.now).members}
+        return [shown[peer.id16], shown[other.id16]]
+
+    rig.say(rig.link_up(peer), msg.Bye(code=msg.ByeCode.VERSION))
+    rig.say(rig.open(other), other.hello(rig.now, mesh8=mesh8_of(OTHER_MESH)))
+    assert faults() == ["version", "wrong_mesh"], "as the other end says, and as this one finds"
+    rig.say(rig.link_up(peer), msg.Bye(code=200))
+    assert faults() == ["protocol", "wrong_mesh"], "what nobody knows yet"
+    link = rig.fresh(peer)
+    assert faults() == [None, "wrong_mesh"]
+    rig.say(link, msg.Bye(code=msg.ByeCode.GOING_DOWN))
+    assert faults()[0] is None, "it was to end"
 
 
 def test_a_gone_member_is_dialled_at_random_now_and_then() -> None:
