@@ -449,7 +449,7 @@ class Courier:
         if attempt.waiting is not None:
             attempt.waited()
         self._w.silence.ended(routed.at, self)
-        if outcome.result in (ev.Result.DONE, ev.Result.ANSWERED):
+        if outcome.result in ev.SERVED:
             self._choosing.finish(routed.seq)
         else:
             self._choosing.fail(routed.seq)

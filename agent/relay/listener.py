@@ -39,6 +39,12 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+_BEFORE_BODY = (Phase.IDLE, Phase.HEAD)
+_UNREAD = (Phase.IDLE, Phase.HEAD, Phase.BODY)
+_ASKED = (Phase.WAIT, Phase.REPLY)
+_UNANSWERED = (Phase.WAIT, Phase.REPLY, Phase.UNTAKEN)
+
+
 class ServerConnection(asyncio.Protocol):
     """See the module. Who accepts connections calls ``tick`` about once a second."""
 
@@ -102,11 +108,11 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
-        if phase in (Phase.IDLE, Phase.HEAD):
+        if phase in _BEFORE_BODY:
             self._read_head(data)
         elif phase is Phase.BODY:
             self._read_body(data)
-        elif phase in (Phase.WAIT, Phase.REPLY, Phase.UNTAKEN):
+        elif phase in _UNANSWERED:
             self._keep_for_later(data)
         elif phase is Phase.EMPTY:
             self._read_empty(data)
@@ -210,7 +216,7 @@ class ServerConnection(asyncio.Protocol):
         if isinstance(served, Answer):
             self._front.answered(self, request, served)
             self._answer(served, keep=served.keep)
-        elif self._phase in (Phase.WAIT, Phase.REPLY) and self._request is request:
+        elif self._phase in _ASKED and self._request is request:
             self._work = served
 
     def _turn_down(self, refusal: Answer, request: Request, rest: bytes) -> None:
@@ -399,7 +405,7 @@ class ServerConnection(asyncio.Protocol):
             return
         if keep and not self._closing and request is not None and not request.close:
             self._next()
-        elif self._phase in (Phase.IDLE, Phase.HEAD, Phase.BODY):
+        elif self._phase in _UNREAD:
             self._phase = Phase.DRAIN
             self.deadline = self._clock.boot_ms() + _DRAIN_MS
         else:

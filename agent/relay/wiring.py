@@ -15,7 +15,7 @@ from agent.relay.places import Places
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.breaker import Breakers
-from router_core.exchange.events import Outcome, Reply, Result
+from router_core.exchange.events import SERVED, Outcome, Reply
 from router_core.exchange.failure import Cause
 from router_core.exchange.silence import Silence
 from router_core.placement.holding import Holding
@@ -138,7 +138,7 @@ def tell_breakers(breakers: Breakers, outcome: Outcome, now: int) -> None:
     if outcome.fault:
         refused = outcome.cause is Cause.CONNECT_REFUSED
         breakers.failed(outcome.endpoint, now, connection_refused=refused)
-    elif outcome.result in (Result.DONE, Result.ANSWERED):
+    elif outcome.result in SERVED:
         breakers.succeeded(outcome.endpoint, now)
     else:
         breakers.released(outcome.endpoint)

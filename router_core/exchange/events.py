@@ -31,6 +31,10 @@ class Result(Enum):
     __hash__ = object.__hash__
 
 
+SERVED = frozenset({Result.DONE, Result.ANSWERED})
+"""The endpoint has given a whole answer."""
+
+
 class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     """The one end of one attempt. ``fault`` says whether it counts against the endpoint."""
 

@@ -32,6 +32,9 @@ class State(Enum):
 
 
 _TOO_MANY = 429
+_BROKE_OFF = frozenset({ev.Result.FAILED, ev.Result.BROKEN})
+_BLAMELESS = frozenset({ev.Result.CANCELLED, ev.Result.REFUSED})
+_TELLS_REFUSAL = frozenset({ev.Result.REFUSED, ev.Result.FAILED})
 ENDED = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.REFUSED})
 
 
@@ -69,7 +72,7 @@ class Exchange:
     @property
     def deadline(self) -> int | None:
         """Boot milliseconds at which ``TimePassed`` is due, or None."""
-        return min(self._limits.values(), default=None)
+        return min(self._limits.values()) if self._limits else None
 
     @property
     def dispatches(self) -> int:
@@ -315,10 +318,9 @@ class Exchange:
         self._limits = {}
 
     def _end_attempt(self, result: ev.Result, cause: Cause | None) -> ev.EndAttempt:
-        blamed = result in (ev.Result.FAILED, ev.Result.BROKEN) and cause is not None and cause not in OWN
-        blamed |= (
-            self._status is not None and self._failure is not None and is_fault(self._status, self._failure)
-        )
+        blamed = result in _BROKE_OFF and cause is not None and cause not in OWN
+        if not blamed and self._failure is not None and self._status is not None:
+            blamed = is_fault(self._status, self._failure)
         return ev.EndAttempt(
             outcome=ev.Outcome(
                 attempt=self.attempt,
@@ -327,8 +329,8 @@ class Exchange:
                 cause=cause,
                 status=self._status,
                 failure=self._failure,
-                refusal=self._last_refusal if result in (ev.Result.REFUSED, ev.Result.FAILED) else None,
-                fault=blamed and result not in (ev.Result.CANCELLED, ev.Result.REFUSED),
+                refusal=self._last_refusal if result in _TELLS_REFUSAL else None,
+                fault=blamed and result not in _BLAMELESS,
             )
         )
 
