@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.admin.documents import MemberDoc, StatusDoc
-from agent.cli.columns import duration
+from agent.cli.columns import count, duration
 from agent.cli.nodes import unfit
 
 WALL_LEAST_MS: Final = 1_704_067_200_000
@@ -39,6 +39,7 @@ _LINK_FAULTS: Final = {
 }
 """By how a dial ended or what a BYE said; others are no fault of anybody."""
 
+_TOO_MANY_MODELS: Final = "nobody is offered those that are neither in memory nor were used lately, the last by name; move some to another node"
 _FIT_NAMES: Final = (
     "give each a [[models]] in the manifest, with upstream_name as the engine spells it and a name of at most 128 of "
     "A-Z a-z 0-9 . _ : / @ + -, starting with a letter or digit"
@@ -161,6 +162,9 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
         yield odd(
             "engines", "none: write endpoints/NAME.toml in the config folder, or start an engine it can find"
         )
+    if status.own.untold_models:
+        untold = count(status.own.untold_models, "model")
+        yield odd("engines", f"{untold} more than a node can tell of: {_TOO_MANY_MODELS}")
     for name, how_many in status.own.unfit_names.items():
         yield odd("engines", f"{unfit(name, how_many)}: {_FIT_NAMES}")
     for engine in own.engines:

@@ -28,6 +28,7 @@ from router_core.mesh.picture import MemberPicture, Picture
 from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Role
+from router_core.view.cluster import ClusterView
 
 
 class NodePicture:
@@ -88,6 +89,7 @@ class NodePicture:
                     for name, status in self._endpoints().items()
                     if status.unfit_names
                 },
+                untold_models=_untold(self._board.current),
                 troubles={
                     name: status.reason
                     for name, status in self._endpoints().items()
@@ -107,6 +109,11 @@ class NodePicture:
     def view(self) -> dict[str, Any]:
         """The current view, records spelled out."""
         return view_doc(self._board.current, self._clock.boot_ms())
+
+
+def _untold(view: ClusterView) -> int:
+    static = view.own.static if view.own is not None else None
+    return 0 if static is None else max(0, static.models_total - len(static.models))
 
 
 def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:

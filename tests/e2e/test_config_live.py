@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from router_core import limits
 from router_core.policy.placement import PRESETS
 from tests.support.cluster import Node, wait_for
 from tests.support.scripted_engine import STREAM_HEAD, ScriptedEngine, Wire, chunk, event, whole
@@ -191,6 +192,15 @@ async def test_models_that_cannot_be_offered_are_counted_and_never_spelled(servi
         said = (await serving.node.cli(verb))[1]
         assert "engine has 2 models whose names are unfit to be offered" in said
         assert "two words" not in said
+
+
+async def test_models_beyond_what_a_node_can_tell_of_are_counted(serving: Live) -> None:
+    many = {f"model-{number}": serving.engine.scripts["quick"] for number in range(limits.MODELS)}
+    serving.engine.scripts |= many
+    serving.manifest(more="slots = 3\n")
+    serving.hang_up()
+    await serving.sees("the count", untold_models=2)
+    assert "2 models more than a node can tell of" in (await serving.node.cli("doctor"))[1]
 
 
 async def test_a_manifest_whose_key_cannot_be_read_is_told_and_no_more(serving: Live) -> None:

@@ -121,6 +121,14 @@ def test_models_that_nobody_is_offered_are_counted_and_what_to_do_is_said() -> N
     assert many.startswith("b has 1,200 models whose names are unfit to be offered: ")
 
 
+def test_models_beyond_what_a_node_can_tell_of_are_counted() -> None:
+    made = status()
+    found = list(findings.own_node(replace(made, own=replace(made.own, untold_models=6))))
+    assert said(found, Health.ODD).startswith(
+        "6 models more than a node can tell of: nobody is offered those"
+    )
+
+
 def test_own_flags_and_faults_are_said() -> None:
     made = with_members(flags=("lonely",))
     made = replace(made, own=replace(made.own, faults=("roster_quarantined",)))
