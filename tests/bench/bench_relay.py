@@ -28,17 +28,20 @@ import psutil
 import uvloop
 
 from tests.bench import relay_peers as peers
+from tests.bench import relay_streams as streams
 from tests.bench.environments import Absent
 from tests.bench.report import Figure, against, emit
 from tests.support.cluster import Node
 
 ADDED_P50_LIMIT_US = 250.0
+STREAM_ADDED_P99_LIMIT_US = 5_000.0
 PEER_RPS_GATE = 1.2
 GATED_PEER = "vllm-router"
 ROUNDS = 5
 WARM_UP_S = 0.3
 LATENCY_S = 1.0
 THROUGHPUT_S = 1.2
+STREAM_ROUNDS = 3
 RELAY = "pairmesh"
 
 PROMPT = "tell me about the weather " * 32
@@ -156,6 +159,10 @@ class Rounds:
     rps: dict[str, list[float]]
     cpu_us: list[float] = field(default_factory=list)
     """CPU time of the relay's daemon per request at 16 connections."""
+    stream_added_us: list[tuple[float, float]] = field(default_factory=list)
+    """How much later events of many streams come than directly: p50 and p99. Empty if that was not measured."""
+    stream_cpu_us: list[float] = field(default_factory=list)
+    """CPU time of the relay's daemon per streamed event."""
 
     def added_us(self, name: str) -> list[float]:
         return [mine - direct for mine, direct in zip(self.p50_us[name], self.p50_us["direct"], strict=True)]
@@ -199,6 +206,13 @@ def told(rounds: Rounds) -> list[Figure]:
         against("relay.rps.c16", median(rounds.rps[RELAY]), "req/s", median(rounds.rps["direct"])),
         Figure("relay.cpu_us_per_request", median(rounds.cpu_us), "us"),
     ]
+    if rounds.stream_added_us:
+        p50, p99 = (median(values) for values in zip(*rounds.stream_added_us, strict=True))
+        figures += [
+            Figure(f"relay.stream_added_p50_us.n{streams.STREAMS}", p50, "us"),
+            against(f"relay.stream_added_p99_us.n{streams.STREAMS}", p99, "us", STREAM_ADDED_P99_LIMIT_US),
+            Figure("relay.cpu_us_per_event", median(rounds.stream_cpu_us), "us"),
+        ]
     return figures + [figure for name in peers.PEERS if name in rounds.rps for figure in beside(name, rounds)]
 
 
@@ -234,6 +248,9 @@ def broken_gates(rounds: Rounds) -> list[str]:
     added = median(rounds.added_us(RELAY))
     if added > ADDED_P50_LIMIT_US:
         broken.append(f"added p50 at one connection {added:.0f} us, limit {ADDED_P50_LIMIT_US:.0f}")
+    late = median([p99 for _, p99 in rounds.stream_added_us] or [0.0])
+    if late > STREAM_ADDED_P99_LIMIT_US:
+        broken.append(f"added p99 of streamed events {late:.0f} us, limit {STREAM_ADDED_P99_LIMIT_US:.0f}")
     if GATED_PEER in rounds.rps:
         rps = ratios(rounds.rps[RELAY], rounds.rps[GATED_PEER])
         held = sum(ratio >= PEER_RPS_GATE for ratio in rps)
@@ -244,14 +261,15 @@ def broken_gates(rounds: Rounds) -> list[str]:
 
 async def serve_upstream() -> None:
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(StaticUpstream, "127.0.0.1", 0) for _ in range(2)]
+    kinds = (StaticUpstream, StaticUpstream, streams.PacedUpstream)
+    servers = [await loop.create_server(kind, "127.0.0.1", 0) for kind in kinds]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 @contextlib.contextmanager
 def upstreams() -> Iterator[list[int]]:
-    """The ports of a running upstream process."""
+    """The ports of a running upstream process: two that answer at once, one that streams."""
     command = [sys.executable, "-m", "tests.bench.bench_relay", "--upstream"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -267,11 +285,12 @@ async def daemon(ports: Sequence[int], folder: Path) -> AsyncIterator[tuple[int,
     node = Node(name="bench", ip="127.0.0.1", base=folder)
     node.write_settings([])
     for number, port in enumerate(ports):
-        manifest = f'engine = "openai"\nurl = "http://127.0.0.1:{port}"\nslots = 16\n'
+        slots = 16 if number < 2 else streams.STREAMS
+        manifest = f'engine = "openai"\nurl = "http://127.0.0.1:{port}"\nslots = {slots}\n'
         (node.config / "endpoints" / f"u{number}.toml").write_text(manifest)
     await node.start()
     try:
-        await served(node.ports["api"])
+        await served(node.ports["api"], models=1 if len(ports) == 2 else 2)
         assert node.process is not None
         process = psutil.Process(node.process.pid)
 
@@ -288,7 +307,20 @@ async def alone(folder: Path) -> Rounds:
     with upstreams() as ports:
         async with daemon(ports, folder) as (port, used_s):
             subjects = {"direct": ports[0], RELAY: port}
-            return await measure(subjects, own_load, used_s, LATENCY_S, THROUGHPUT_S)
+            rounds = await measure(subjects, own_load, used_s, LATENCY_S, THROUGHPUT_S)
+            await measure_streams(rounds, ports[2], port, used_s)
+            return rounds
+
+
+async def measure_streams(rounds: Rounds, direct: int, through: int, used_s: Callable[[], float]) -> None:
+    """Streams direct and through in turns, into ``rounds``."""
+    for _ in range(STREAM_ROUNDS):
+        theirs = await streams.ages_us(direct)
+        before_s = used_s()
+        ours = await streams.ages_us(through)
+        events = streams.STREAMS * streams.EVENTS_S * streams.LASTING_S
+        rounds.stream_cpu_us.append(1e6 * (used_s() - before_s) / events)
+        rounds.stream_added_us.append((ours[0] - theirs[0], ours[1] - theirs[1]))
 
 
 async def beside_peers(folder: Path, seconds: float) -> Rounds:
@@ -311,17 +343,17 @@ async def beside_peers(folder: Path, seconds: float) -> Rounds:
             return await measure(subjects, drive, used_s, seconds, seconds)
 
 
-async def served(port: int) -> None:
-    """Return when the daemon lists the model."""
+async def served(port: int, models: int) -> None:
+    """Return when the daemon lists so many models."""
     for _ in range(200):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nconnection: close\r\n\r\n" % port)
         answer = await reader.read()
         writer.close()
-        if b'"tiny"' in answer:
+        if answer.count(b'"owned_by"') == models:
             return
         await asyncio.sleep(0.05)
-    raise RuntimeError("the daemon does not offer the upstream's model")
+    raise RuntimeError("the daemon does not offer the upstreams' models")
 
 
 def main(argv: Sequence[str]) -> int:

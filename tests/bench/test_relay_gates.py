@@ -25,6 +25,14 @@ def test_a_gate_holds_in_the_median_and_all_rounds_but_one() -> None:
     assert len(broken_gates(rounds(1_300, 1_300, 1_300, 1_300, 1_300, added_us=251.0))) == 1
 
 
+def test_streams_that_come_late_break_a_gate() -> None:
+    seen = rounds(1_300)
+    seen.stream_added_us = [(300.0, 4_000.0), (300.0, 4_900.0), (300.0, 90_000.0)]
+    assert broken_gates(seen) == []
+    seen.stream_added_us.append((300.0, 9_000.0))
+    assert len(broken_gates(seen)) == 1
+
+
 def test_a_peer_that_was_not_measured_breaks_no_gate() -> None:
     seen = rounds(100, 100, 100, 100, 100)
     del seen.p50_us["vllm-router"], seen.rps["vllm-router"]
