@@ -19,8 +19,9 @@ from agent.node.asking import request_of
 from agent.node.course import Course
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
-from router_core.placement.decide import decide, new_id
+from router_core.placement.decide import decide
 from router_core.placement.decision import Decision, HoldTerms
+from router_core.placement.decision_id import DecisionIds
 from router_core.placement.demand import Counted, Demand
 from router_core.placement.eligibility import until_ms_of
 from router_core.placement.fleet import Fleet
@@ -65,6 +66,7 @@ class Placing:
         self.fleet = fleet
         self.ledger = ledger
         self.rng = rng
+        self.ids = DecisionIds(rng)
         self.clock = clock
         self.metrics = metrics
         self.authority = authority
@@ -220,7 +222,7 @@ class Choosing:
         if authority is None or request is None:
             return None
         seen = survey(request, placing.fleet(), placing.policy, placing.clock.boot_ms())
-        decision_id = new_id(placing.rng)
+        decision_id = placing.ids.new()
         counsel = authority.at_hand(request, seen, decision_id)
         if counsel is None:
             return self._ask(authority, request, seen, decision_id)
@@ -251,7 +253,7 @@ class Choosing:
             )
         began_us = placing.clock.boot_us()
         fleet = placing.fleet()
-        decision = decide(request, fleet, fleet.policy, now, placing.rng)
+        decision = decide(request, fleet, fleet.policy, now, placing.rng, called=placing.ids.new())
         waits_on = decision.hold is not None and self.course.is_waiting
         if not waits_on:
             placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)

@@ -11,6 +11,7 @@ from router_core.placement.admission import retry_after_s
 from router_core.placement.advice import heed, led_by
 from router_core.placement.choose import action_of, choose, reason_of, seed_of
 from router_core.placement.decision import ALTERNATIVES, EXCLUDED_KEPT, Decision, Evidence
+from router_core.placement.decision_id import new_id
 from router_core.placement.eligibility import matches
 from router_core.placement.estimates import capacity
 from router_core.placement.explore import explored
@@ -30,8 +31,6 @@ _WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
 _SHED = Action.SHED, Reason.SHED, None
 _SCORE = attrgetter("score")
-_ID_BYTES = 26
-_BASE32 = b"abcdefghijklmnopqrstuvwxyz234567" * 8
 
 
 def decide(
@@ -42,9 +41,10 @@ def decide(
     rng: Random,
     *,
     full: bool = False,
+    called: str | None = None,
 ) -> Decision:
     """Who serves ``request``, or why nobody can. ``now`` is boot ms. ``full``: the record shall tell all candidates,
-    however many."""
+    however many. ``called``: the id that the decision gets unless an authority was asked under another."""
     seen = survey(request, fleet, policy, now)
     seed = seed_of(request.request_id, request.attempt)
     counsel = request.advice
@@ -54,7 +54,10 @@ def decide(
     order = led_by(note, choose(running, policy, seed, lambda row: capacity(row.row, seen.need)))
     tried = explored(order, policy, seed, request.request_id, seen.degraded, note)
     order = tried or order
-    decision_id = new_id(rng) if counsel is None or request.attempt > 1 else counsel.decision_id
+    if counsel is None or request.attempt > 1:
+        decision_id = called or new_id(rng)
+    else:
+        decision_id = counsel.decision_id
     chosen = retry_s = hold = None
     nearby: tuple[str, ...] = ()
     if order:
@@ -120,11 +123,6 @@ def _waits_s(seen: Survey, now: int) -> list[float]:
         for row in seen.rows
         if row.down is None and not row.untrusted and (seen.need.may_spill or not row.cloud)
     ]
-
-
-def new_id(rng: Random) -> str:
-    """130 random bits as 26 characters of base32: five bits of each of 26 bytes."""
-    return rng.getrandbits(8 * _ID_BYTES).to_bytes(_ID_BYTES, "little").translate(_BASE32).decode()
 
 
 def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -> Choice:
