@@ -116,8 +116,8 @@ class DrainDoc(Struct, frozen=True, kw_only=True):
 
 class HeldDoc(Struct, frozen=True, kw_only=True):
     """One model that this node may load or unload: ``state`` is ``present`` (to be loaded), ``loading``, ``resident``,
-    ``draining``, ``unloading`` or ``failed``, ``for_ms`` already. ``left_ms``: before it is loaded or tried again, at
-    least in memory, or at most draining or loading; None where that is open. ``room_for`` is the ENDPOINT/MODEL it
+    ``draining``, ``unloading`` or ``failed``, ``for_ms`` already. ``left_ms``: before it is loaded, tried
+    again or may be unloaded, or at most draining or loading; None where that is open. ``room_for`` is the ENDPOINT/MODEL it
     makes room for."""
 
     endpoint: str

@@ -56,7 +56,9 @@ def _standing(held: HeldDoc) -> str:
                 "when there is room" if left is None else f"in {left}, if it still should be"
             )
         case "resident":
-            said = "resident" if not held.left_ms else f"resident, for {left} more at least"
+            said = (
+                "resident" if not held.left_ms else f"resident, and not unloaded by pairmesh for {left} more"
+            )
         case "failed":
             said = f"could not be loaded, not tried again for {left}"
         case state:

@@ -181,7 +181,7 @@ def _bytes(folder: Path, name: str, faults: list[Fault]) -> bytes | None:
     path = folder / name
     try:
         for place in (folder, path):
-            faults += [Fault(file=place.name, key="", problem=problem) for problem in open_to_all(place)]
+            faults += [Fault(file=name, key="", problem=problem) for problem in open_to_all(place)]
         raw = regular(path, FILE_BYTES + 1)
     except FileNotFoundError:
         return None

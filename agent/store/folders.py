@@ -5,6 +5,7 @@ below the XDG folders. The command line finds its daemon by the same rule. Nothi
 and runtime folders themselves.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -54,16 +55,16 @@ class Folders(Struct, frozen=True):
         """Create the state (0700) and runtime folders where missing and check all three.
 
         Raises ``RefuseToStart``: ``state_not_private``, ``runtime_not_private``, ``config_writable``,
-        ``socket_path_too_long``, ``not_a_folder``.
+        ``socket_path_too_long``, ``not_a_folder``, ``folder_not_made``.
         """
         if len(os.fsencode(self.admin_socket)) > SOCKET_PATH_MOST:
             raise RefuseToStart(
                 "socket_path_too_long",
                 f"{self.admin_socket} is longer than {SOCKET_PATH_MOST} bytes: choose a shorter runtime folder",
             )
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(self.state, "STATE_DIRECTORY")
         _require(self.state, "state_not_private", forbidden=0o077)
-        self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(self.runtime, "RUNTIME_DIRECTORY")
         _require(self.runtime, "runtime_not_private", forbidden=0o027)
         if self.config.exists():
             _require(self.config, "config_writable", forbidden=0o002, owned=False)
@@ -78,6 +79,19 @@ def _systemd(env: Mapping[str, str], name: str) -> Path | None:
 def _xdg(env: Mapping[str, str], name: str, default: str) -> Path:
     value = env.get(name)
     return (Path(value) if value else Path(env.get("HOME") or Path.home()) / default) / "pairmesh"
+
+
+def _make(folder: Path, variable: str) -> None:
+    """Make ``folder`` if it is missing. A disk that is full now may not be at the next start."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        return
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        why = f"{folder} cannot be made ({fault.strerror}): make it for this user, or set {variable}"
+        raise RefuseToStart("folder_not_made", why) from None
 
 
 def _require(folder: Path, reason: str, *, forbidden: int, owned: bool = True) -> None:

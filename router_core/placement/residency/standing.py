@@ -11,9 +11,9 @@ from router_core.policy.residency import ResidencyPolicy
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """One model, ``for_ms`` in its ``state`` already. ``left_ms`` is how long that lasts at least if it is RESIDENT, before
-    it is tried again if its load FAILED, before it is loaded if it is PRESENT, at most if we drain or load it; None
-    where that is open. ``room_for`` is what it has to make room for."""
+    """One model, ``for_ms`` in its ``state`` already. ``left_ms`` is how long it is not unloaded by us if it is RESIDENT,
+    before it is tried again if its load FAILED, before it is loaded if it is PRESENT, at most if we drain or load it;
+    None where that is open. ``room_for`` is what it has to make room for."""
 
     key: Key
     state: State

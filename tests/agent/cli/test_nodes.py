@@ -83,7 +83,7 @@ def test_models_that_move_are_told_with_what_is_left_of_it() -> None:
     assert text[text.index("models") :] == dedent(
         """\
         models move by demand: 1 more load within this hour
-          llama/a: resident, for 42 s more at least
+          llama/a: resident, and not unloaded by pairmesh for 42 s more
           llama/b: resident
           llama/c: draining, for 4 min 40 s more at most, to make room for llama/d
           llama/d: to be loaded when there is room

@@ -74,6 +74,18 @@ def test_a_folder_open_to_others_refuses_and_says_what_to_do(tmp_path, which, mo
     assert str(folder) in str(refused)
 
 
+@pytest.mark.parametrize("which", ["state", "runtime"])
+def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path, which):
+    (tmp_path / "file").write_text("")
+    places = {"state": tmp_path / "state", "runtime": tmp_path / "run"} | {which: tmp_path / "file" / "sub"}
+    refused = refusal(Folders(places["state"], places["runtime"], tmp_path / "config"))
+    assert refused.reason == "folder_not_made"
+    assert str(refused).startswith(f"{tmp_path}/file/sub cannot be made (Not a directory): make it for this")
+    assert f"set {which.upper()}_DIRECTORY" in str(refused)
+    places[which] = tmp_path / "file"
+    assert refusal(Folders(places["state"], places["runtime"], tmp_path / "config")).reason == "not_a_folder"
+
+
 def test_a_runtime_folder_may_be_open_to_its_group(tmp_path):
     found = folders(tmp_path)
     found.prepare()
