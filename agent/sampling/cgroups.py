@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from agent.sampling.files import Roots, read_fields, read_number, read_text, whole
+from agent.sampling.files import Roots, read_field, read_number, read_text, whole
 
 CGROUP_MOUNT: Final = "/sys/fs/cgroup"
 NO_LIMIT_V1: Final = 2**62
@@ -147,7 +147,7 @@ def _memory_v1(folder: Path) -> tuple[int | None, int | None]:
 
 def _used(usage: Path, stat: Path, cache: str) -> int | None:
     used = read_number(usage)
-    return None if used is None else max(0, used - read_fields(stat).get(cache, 0))
+    return None if used is None else max(0, used - (read_field(stat, cache) or 0))
 
 
 def cpu_quota(tree: Hierarchy, start: Path) -> float | None:
@@ -172,6 +172,6 @@ def _cores(quota_us: int | None, period_us: int | None) -> float | None:
 def cpu_time_us(tree: Hierarchy, folder: Path) -> int | None:
     """CPU microseconds spent in the cgroup of ``folder`` since it began."""
     if tree.v2:
-        return read_fields(folder / "cpu.stat").get("usage_usec")
+        return read_field(folder / "cpu.stat", "usage_usec")
     spent_ns = read_number(folder / "cpuacct.usage")
     return None if spent_ns is None else spent_ns // 1_000

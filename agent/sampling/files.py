@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 READ_MOST: Final = 256 * 1024
+CHUNK: Final = 16 * 1024
+"""Above a page, of which a kernel file gives at most one at a time, and small enough to be had cheaply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +26,12 @@ class Roots:
 
 def read_text(path: Path) -> str | None:
     """The stripped text of ``path``; None if it cannot be read or is no UTF-8."""
+    raw = b""
     try:
-        with path.open("rb") as file:
-            return file.read(READ_MOST).decode("utf-8").strip()
+        with path.open("rb", buffering=0) as file:
+            while len(raw) < READ_MOST and (more := file.read(CHUNK)):
+                raw += more
+        return raw.decode("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -40,15 +45,15 @@ def whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-def read_fields(path: Path) -> dict[str, int]:
-    """``NAME NUMBER`` lines of ``path`` by name; empty if it cannot be read."""
-    return fields_of(read_text(path) or "")
+def read_field(path: Path, name: str) -> int | None:
+    """The number in the line ``name NUMBER`` of ``path``, or None."""
+    return field_of(read_text(path) or "", name)
 
 
-def fields_of(text: str) -> dict[str, int]:
-    pairs = (line.split() for line in text.splitlines())
-    found = {pair[0]: whole(pair[1]) for pair in pairs if len(pair) == 2}
-    return {name: value for name, value in found.items() if value is not None}
+def field_of(text: str, name: str) -> int | None:
+    """The number in the line ``name NUMBER`` of ``text``, or None."""
+    _, found, rest = f"\n{text}".partition(f"\n{name} ")
+    return whole(rest.partition("\n")[0].strip()) if found else None
 
 
 class KeptFile:
@@ -76,7 +81,7 @@ class KeptFile:
         try:
             if self._fd is None:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            raw = os.pread(self._fd, READ_MOST, 0)
+            raw = os.pread(self._fd, CHUNK, 0)
         except OSError as error:
             self.error = error.errno or errno.EIO
             self.close()

@@ -23,7 +23,7 @@ from agent.sampling.cgroups import (
     memory_limit,
 )
 from agent.sampling.driver import look_for_driver
-from agent.sampling.files import KeptFile, Roots, fields_of, read_text
+from agent.sampling.files import KeptFile, Roots, field_of, read_text
 from agent.sampling.host import HostAnswer, Tick
 from agent.sampling.platform import detect_profile
 from agent.sampling.stalls import NEVER, StallFile, counted
@@ -162,10 +162,9 @@ class HostReader:
         if text is None:
             gone: Reading[int] = unsupported(now, code) if code in NEVER else missing(now, code)
             return gone, gone
-        counts = fields_of(text)
-        pages = [counts[name] for name in ("pswpin", "pswpout") if name in counts]
+        pages = [count for name in ("pswpin", "pswpout") if (count := field_of(text, name)) is not None]
         swapped = sum(pages) * self._page_bytes if pages else None
-        return counted(swapped, now), counted(counts.get("oom_kill"), now)
+        return counted(swapped, now), counted(field_of(text, "oom_kill"), now)
 
     def _swap_on_zram(self) -> bool:
         devices = (read_text(self._roots.proc / "swaps") or "").splitlines()[1:]
