@@ -89,6 +89,7 @@ class EndpointMonitor:
         self._signs = Signs()
         self._identity: Identity | None = None
         self._adapter: EngineAdapter | None = None
+        self._inferring: InferringAdapter | None = None
         self._listener: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self.looked = asyncio.Event()
@@ -249,6 +250,7 @@ class EndpointMonitor:
         self._adapter = adapter = entry.adapter(
             client=self._client, identity=identity, manifest=self._manifest
         )
+        self._inferring = adapter if isinstance(adapter, InferringAdapter) else None
         self._slow_at = self._fast_at = now
         if identity.pushes_state and isinstance(adapter, PushingAdapter):
             self._listener = self._spawn(self._listen(adapter), f"events of {self._manifest.name}")
@@ -277,8 +279,8 @@ class EndpointMonitor:
         period = self._period()
         self._fast_at = self._after(period)
         before = adapter.restarts
-        if isinstance(adapter, InferringAdapter):
-            adapter.awaits(self._awaited())
+        if self._inferring is not None:
+            self._inferring.awaits(self._awaited())
         try:
             seen = await adapter.observe(self._clock.boot_ms(), period)
         except EngineUnreachable as error:
@@ -345,7 +347,7 @@ class EndpointMonitor:
     def _drop(self) -> None:
         """Forget what is in the engine; what it owns stays known."""
         self._stop_listening()
-        self._adapter = None
+        self._adapter = self._inferring = None
         self._identity = None
         self._status = replace(self._status, resident=(), load=None)
 

@@ -100,9 +100,9 @@ class Speaking:
         return self._draining
 
     def sampled(self, sampled: Sampled, _urgent: bool) -> None:
-        """A tick of the sampler: the heartbeat of statements, too."""
+        """A tick of the sampler: the heartbeat of statements, too, made while this process is awake anyway."""
         self._sampled = sampled
-        self._soon()
+        self._soon(0.0)
 
     def engine_changed(self, _status: EndpointStatus, urgent: bool) -> None:
         """An engine's monitor saw something new; ``urgent``: a residency or state others must know at once."""

@@ -20,12 +20,14 @@ _BACKLOG = 128
 
 
 class Roll:
-    """Live connections of one listener. ``run`` has each look at its deadlines about once a second."""
+    """Live connections of one listener. ``run`` has each look at its deadlines about once a second; while there are
+    none, it sleeps."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._live: set[Client] = set()
         self._left = asyncio.Event()
+        self._peopled = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -35,10 +37,13 @@ class Roll:
 
     def join(self, connection: Client) -> None:
         self._live.add(connection)
+        self._peopled.set()
 
     def leave(self, connection: Client) -> None:
         self._live.discard(connection)
         self._left.set()
+        if not self._live:
+            self._peopled.clear()
 
     async def fewer_than(self, most: int) -> None:
         """Wait until there are fewer than ``most``."""
@@ -54,6 +59,7 @@ class Roll:
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
+            await self._peopled.wait()
             await asyncio.sleep(_TICK_S)
             now = self._clock.boot_ms()
             for connection in self:

@@ -56,14 +56,24 @@ class Hands(set[InHand]):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._emptied = asyncio.Event()
+        self._filled = asyncio.Event()
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+
+    def add(self, request: InHand, /) -> None:
+        set.add(self, request)
+        self._filled.set()
 
     def discard(self, request: object, /) -> None:
         set.discard(self, request)
         if not self:
             self._emptied.set()
+            self._filled.clear()
+
+    async def filled(self) -> None:
+        """Wait until there is a request."""
+        await self._filled.wait()
 
     async def emptied(self) -> None:
         """Wait until every request has ended."""
@@ -152,10 +162,11 @@ def mark_silent(requests: Iterable[InHand], suspects: set[Endpoint], now: int) -
 
 
 async def watch_silence(wiring: Wiring, suspects: set[Endpoint]) -> None:
-    """Keep ``suspects`` up to date once a second, until cancelled."""
+    """Keep ``suspects`` up to date once a second while there are requests, until cancelled."""
     while True:
         await asyncio.sleep(SILENCE_SWEEP_S)
         mark_silent(wiring.in_hand, suspects, wiring.clock.boot_ms())
+        await wiring.in_hand.filled()
 
 
 async def review_on_change(board: Board, wiring: Wiring) -> None:

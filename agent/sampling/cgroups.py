@@ -4,7 +4,6 @@ Limits are looked up from a start folder to the root and the tightest one wins. 
 counts, since its limits say nothing about the host.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -13,51 +12,41 @@ from agent.sampling.files import Roots, read_field, read_number, read_text, whol
 
 CGROUP_MOUNT: Final = "/sys/fs/cgroup"
 NO_LIMIT_V1: Final = 2**62
-USER_UNITS: Final = "user.slice/*/*/app.slice"
+USER_SLICES: Final = "user.slice/*/*/app.slice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """One mounted tree. ``folder`` shows the cgroup ``root``; ``own`` is this process's cgroup in it."""
+    """One mounted tree. ``own_start`` is where the limits above this process begin: its cgroup, or the one above it if
+    that is the unit of a service; the mount itself if it lies outside what is mounted. ``unit_slices`` are the folders
+    in which units are looked for by name."""
 
     v2: bool
     folder: Path
-    root: str
-    own: str
+    own_start: Path
+    unit_slices: tuple[Path, ...]
 
-    def start(self, cgroup: str) -> Path:
-        """The folder of ``cgroup``; the mount itself if the cgroup lies outside what is mounted."""
-        try:
-            inner = PurePosixPath(cgroup).relative_to(self.root)
-        except ValueError:
-            return self.folder
-        found = self.folder / inner
-        return found if ".." not in inner.parts and found.is_dir() else self.folder
-
-    def own_start(self) -> Path:
-        """Our own folder, or the one above it if it is the unit of a service."""
-        found = self.start(self.own)
-        return found.parent if found.name.endswith(".service") and found != self.folder else found
+    @classmethod
+    def mounted(cls, folder: Path, root: str, own: str, *, v2: bool) -> "Hierarchy":
+        """The tree whose cgroup ``root`` is shown at ``folder``; this process is in the cgroup ``own``."""
+        return cls(
+            v2=v2,
+            folder=folder,
+            own_start=_own_start(folder, root, own),
+            unit_slices=(folder / "system.slice", *folder.glob(USER_SLICES)),
+        )
 
     def unit(self, name: str) -> Path | None:
         """The folder of a unit name or of a cgroup path; None if there is none."""
         if ".." in PurePosixPath(name).parts:
             return None
-        if "/" in name:
-            named = self.folder / name.strip("/")
-            return named if named.is_dir() else None
-        system = self.folder / "system.slice" / name
-        if system.is_dir():
-            return system
-        plain = not set(name) & set("*?[]")
-        return next(self.folder.glob(f"{USER_UNITS}/{name}"), None) if plain else None
+        within = (self.folder,) if "/" in name else self.unit_slices
+        return next((found for each in within if (found := each / name.strip("/")).is_dir()), None)
 
-    def upward(self, start: Path) -> Iterator[Path]:
+    def upward(self, start: Path) -> tuple[Path, ...]:
         """``start`` and every folder above it, up to the mount."""
-        yield start
-        while start != self.folder and self.folder in start.parents:
-            start = start.parent
-            yield start
+        above = len(start.parts) - len(self.folder.parts) if start.is_relative_to(self.folder) else 0
+        return (start, *start.parents[:above])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +81,11 @@ def find_layout(roots: Roots) -> Layout:
         if folder is None:
             continue
         if kind[0] == "cgroup2":
-            unified = Hierarchy(v2=True, folder=folder, root=place[3], own=owns.get("", "/"))
+            unified = Hierarchy.mounted(folder, place[3], owns.get("", "/"), v2=True)
             continue
         for name in kind[2].split(","):
             if name in ("memory", "cpu", "cpuacct"):
-                controllers[name] = Hierarchy(v2=False, folder=folder, root=place[3], own=owns.get(name, "/"))
+                controllers[name] = Hierarchy.mounted(folder, place[3], owns.get(name, "/"), v2=False)
     enabled = (read_text(unified.folder / "cgroup.controllers") or "").split() if unified else []
     if unified is not None and "memory" in enabled:
         return Layout(memory=unified, cpu=unified if "cpu" in enabled else None, cpuacct=unified)
@@ -111,6 +100,17 @@ def _own_cgroups(roots: Roots) -> dict[str, str]:
         names, _, path = tail.partition(":")
         found.update(dict.fromkeys(names.split(","), path))
     return found
+
+
+def _own_start(folder: Path, root: str, own: str) -> Path:
+    try:
+        inner = PurePosixPath(own).relative_to(root)
+    except ValueError:
+        return folder
+    found = folder / inner
+    if ".." in inner.parts or not found.is_dir():
+        return folder
+    return found.parent if found.name.endswith(".service") and found != folder else found
 
 
 def _below(roots: Roots, mount: str) -> Path | None:

@@ -116,11 +116,10 @@ class HostReader:
         engines: list[EngineCgroup] = []
         limits: list[MemoryLimit | None] = []
         quotas: list[float | None] = []
+        trees = layout.memory, layout.cpu, layout.cpuacct
         for unit in dict.fromkeys(units):
-            memory, cpu, counter = (
-                None if tree is None else tree.unit(unit)
-                for tree in (layout.memory, layout.cpu, layout.cpuacct)
-            )
+            folders = {tree: tree.unit(unit) for tree in trees if tree is not None}
+            memory, cpu, counter = (None if tree is None else folders[tree] for tree in trees)
             if memory is None and counter is None:
                 continue
             limit = memory_limit(layout.memory, memory) if layout.memory and memory else None
@@ -134,7 +133,7 @@ class HostReader:
             return (
                 (),
                 _own_limit(layout.memory),
-                cpu_quota(layout.cpu, layout.cpu.own_start()) if layout.cpu else None,
+                cpu_quota(layout.cpu, layout.cpu.own_start) if layout.cpu else None,
             )
         known = [limit for limit in limits if limit is not None]
         loosest = max(known, key=lambda each: each.left_bytes) if len(known) == len(limits) else None
@@ -174,7 +173,7 @@ class HostReader:
 
 
 def _own_limit(tree: Hierarchy | None) -> MemoryLimit | None:
-    return None if tree is None else memory_limit(tree, tree.own_start())
+    return None if tree is None else memory_limit(tree, tree.own_start)
 
 
 def _least(reading: Reading[int], limit: int | None, now: int) -> Reading[int]:

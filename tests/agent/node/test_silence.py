@@ -1,8 +1,9 @@
 """An endpoint that falls silent in mid-answer is avoided until it says something; clients that pause it are no reason."""
 
 import asyncio
+from typing import Any
 
-from agent.relay.wiring import mark_silent
+from agent.relay.wiring import mark_silent, watch_silence
 from router_core.exchange.patience import silence_limit_ms
 from tests.agent.node.rig import World, an_endpoint, key_of
 from tests.agent.relay.client import Client, post
@@ -84,3 +85,23 @@ def test_a_suspect_serves_only_if_nobody_else_can() -> None:
     world.admit()
     last = world.route(world.ask())
     assert (last.at, last.reason) == (key_of("me"), "degraded")
+
+
+class Mute:
+    """A request that hears nothing from an endpoint."""
+
+    def silent_at(self, now: int) -> str:
+        return at("e0")
+
+
+async def test_the_watch_sleeps_without_requests_and_wakes_with_the_first() -> None:
+    async with running(0) as relay:
+        suspects = {at("gone-by")}
+        watching = asyncio.create_task(watch_silence(relay.wiring, suspects))
+        await until(lambda: suspects == set())
+        request: Any = Mute()
+        relay.wiring.in_hand.add(request)
+        await until(lambda: suspects == {at("e0")})
+        relay.wiring.in_hand.discard(request)
+        await until(lambda: suspects == set())
+        watching.cancel()
