@@ -163,9 +163,9 @@ class Routes:
             )
             asked = msgspec.convert(dict(pairs), DecisionsQuery, strict=False)
         except (ValueError, msgspec.ValidationError):
-            return refused(Refusal.QUERY)
+            return _faulty(Refusal.QUERY.code, (_QUERY_TAKES,))
         if not 0 <= asked.limit <= limits.ADMIN_DECISIONS or len(pairs) != len(dict(pairs)):
-            return refused(Refusal.QUERY)
+            return _faulty(Refusal.QUERY.code, (_QUERY_TAKES,))
         found = await self._decisions.recent(
             asked.limit,
             action=None if asked.action is None else asked.action.value,
@@ -173,6 +173,12 @@ class Routes:
             since_ms=asked.since,
         )
         return _json({"decisions": found})
+
+
+_QUERY_TAKES: Final = (
+    f"it takes, each once: action, one of {' '.join(each.value for each in Action)}; reason, one of {' '.join(each.value for each in Reason)}; "
+    f"since, ms since 1970; limit, 0 to {limits.ADMIN_DECISIONS:,}"
+)
 
 
 def _served(record: DecisionRecord) -> tuple[str, str] | None:

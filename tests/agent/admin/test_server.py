@@ -67,7 +67,11 @@ async def test_decisions_are_filtered_and_bad_queries_refused(daemon: Daemon) ->
         "what=1",
         "%zz",
     ):
-        assert (await daemon.tcp(f"/v1/decisions?{bad}"))[0] == 400, bad
+        status, _, body = await daemon.tcp(f"/v1/decisions?{bad}")
+        assert status == 400, bad
+        (said,) = json.loads(body)["faults"]
+        assert "limit, 0 to 1,000" in said
+        assert " native " in said
     assert (await daemon.tcp("/v1/decisions/none"))[0] == 404
 
 
