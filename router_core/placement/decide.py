@@ -131,10 +131,10 @@ def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -
     if request.refused or "pressure" in seen.degraded or len(seen.scored) + len(seen.reserves) == 1:
         wait_ms = max(wait_ms, need.until_ms - now)
     return Choice(
-        endpoint=row.key,
-        node=row.node,
-        node_id=row.node_id,
-        node_name=row.node_name,
+        row.key,
+        row.node,
+        row.node_id,
+        row.node_name,
         endpoint_name=row.endpoint,
         engine=row.engine,
         model=row.model,

@@ -16,7 +16,6 @@ from router_core.placement.reasons import Reason
 from router_core.placement.request import (
     NO_HINTS,
     NO_OUTPUT,
-    Endpoint,
     Hints,
     Locality,
     Match,
@@ -31,12 +30,13 @@ from router_core.record.state import Capability, Dialect
 
 _OPEN = 2
 _EXACT = Match.EXACT
+_HOST, _ANY = Locality.HOST, Locality.ANY
 _EMBEDS = int(Dialect.EMBED | Dialect.OLLAMA_EMBED)
 _NO_OUTPUT = int(NO_OUTPUT)
 _EMBEDDINGS = int(Capability.EMBEDDINGS)
 
 
-class Need(Struct, frozen=True, gc=False, kw_only=True):
+class Need(Struct, frozen=True, gc=False):
     """What is constant of one request while rows are judged. Tokens, bytes; ``until_ms`` on the boot clock.
 
     ``digest`` is the one digest that counts as this model, None if none is known. ``match`` and ``locality`` are the
@@ -49,7 +49,6 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
     ctx: int
     num_ctx: int | None
     locality: Locality
-    host_only: bool
     may_spill: bool
     narrows: bool
     hints: Hints
@@ -62,8 +61,6 @@ class Need(Struct, frozen=True, gc=False, kw_only=True):
     until_ms: int
     share: float
     transfer_s: float
-    tried: frozenset[Endpoint]
-    refused: frozenset[Endpoint]
 
 
 def need_of(
@@ -93,14 +90,13 @@ def need_of(
         if request.output_cap is not None:
             each = min(each, request.output_cap)
     return Need(
-        dialect=dialect,
-        inferred=int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
-        explicit=int(hints.requires_caps),
-        ctx=max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + each),
-        num_ctx=request.num_ctx,
-        locality=locality,
-        host_only=locality is Locality.HOST,
-        may_spill=locality is Locality.ANY,
+        dialect,
+        int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
+        int(hints.requires_caps),
+        max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + each),
+        request.num_ctx,
+        locality,
+        may_spill=locality is _ANY,
         narrows=hints is not NO_HINTS and hints.narrows,
         hints=hints,
         digest=digest,
@@ -112,8 +108,6 @@ def need_of(
         until_ms=until_ms_of(request, policy),
         share=targets.share,
         transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
-        tried=request.tried,
-        refused=request.refused,
     )
 
 
@@ -145,7 +139,7 @@ def closed(row: Row, need: Need, breakers: Breaking | None, now: int) -> Reason 
     """
     if row.untrusted:
         return Reason.UNTRUSTED
-    if (row.cloud and not need.may_spill) or (need.host_only and not row.is_self):
+    if (row.cloud and not need.may_spill) or (need.locality is _HOST and not row.is_self):
         return Reason.LOCALITY
     if need.narrows and not in_subset(row, need.hints):
         return Reason.NOT_IN_SUBSET

@@ -26,7 +26,7 @@ def choose_owner(
     if offer is None:
         return Reason.MODEL_NAME_INVALID
     meant = settled(offer, need_of(request, 1.0, None, policy), fleet, now)
-    judged = [(row, _excluded(row, meant.need, fleet, now)) for row in meant.rows]
+    judged = [(row, _excluded(row, request, meant.need, fleet, now)) for row in meant.rows]
     open_rows = [row for row, reason in judged if reason is None]
     if not open_rows:
         reasons = [reason for _, reason in judged if reason is not None]
@@ -37,7 +37,7 @@ def choose_owner(
     )
 
 
-def _excluded(row: Row, need: Need, fleet: Fleet, now: int) -> Reason | None:
+def _excluded(row: Row, request: PlacementRequest, need: Need, fleet: Fleet, now: int) -> Reason | None:
     reason = closed(row, need, fleet.breakers, now)
     if reason is not None:
         return reason
@@ -45,6 +45,6 @@ def _excluded(row: Row, need: Need, fleet: Fleet, now: int) -> Reason | None:
         need.digest is not None and row.digest is not None and row.digest != need.digest
     ):
         return Reason.MODEL_ABSENT
-    if row.key in need.tried:
+    if row.key in request.tried:
         return Reason.TRIED
-    return Reason.REFUSED if row.key in need.refused else None
+    return Reason.REFUSED if row.key in request.refused else None

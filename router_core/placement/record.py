@@ -212,7 +212,7 @@ class DecisionRecord(Struct, frozen=True, gc=False):
         return self.candidates[0] if self.chosen is not None and self.candidates else None
 
 
-class Choice(Struct, frozen=True, gc=False, kw_only=True):
+class Choice(Struct, frozen=True, gc=False):
     """The row that serves: where it is, how it is called there, and what is expected of it.
 
     ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``max_wait_ms`` is

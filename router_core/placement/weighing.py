@@ -122,7 +122,8 @@ class Weighing:
         ledger, pin, prefer = fleet.live.ledger, self._pin, request.hints.prefer
         local, owed_by, m_r = ledger.local, ledger.owed, fleet.m_r
         watched = fleet.breakers is not None or len(fleet.live.suspects) > 0
-        repeated = len(need.tried) > 0 or len(need.refused) > 0
+        tried, refused = request.tried, request.refused
+        repeated = len(tried) > 0 or len(refused) > 0
         left_s = (need.until_ms - now) / 1000.0
         looser, costs, leaving = self._sifted.looser, self._sifted.costs, fleet.live.leaving
         oldest = self.max_age_ms
@@ -156,8 +157,8 @@ class Weighing:
             if est.ttft > left_s and est.ttft - owed_s * (1.0 - 1.0 / m_r) / row.k > left_s:
                 self._exclude(row, Reason.DEADLINE)
                 continue
-            if repeated and (row.key in need.tried or row.key in need.refused):
-                self._exclude(row, Reason.TRIED if row.key in need.tried else Reason.REFUSED)
+            if repeated and (row.key in tried or row.key in refused):
+                self._exclude(row, Reason.TRIED if row.key in tried else Reason.REFUSED)
                 continue
             reserve = row.backup
             if reserve is None and (watched or age_ms > row.period_ms):
