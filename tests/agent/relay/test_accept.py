@@ -1,6 +1,7 @@
 """The roll of one listener's connections, and who looks at their deadlines."""
 
 import asyncio
+from typing import Any
 
 from agent.effects.clock import SystemClock
 from agent.relay.accept import Roll
@@ -18,7 +19,9 @@ class Guest:
 
 
 async def test_a_roll_that_was_empty_looks_at_whoever_comes_and_at_nobody_who_left() -> None:
-    roll, first, second = Roll(SystemClock()), Guest(), Guest()
+    roll = Roll(SystemClock())
+    first: Any = Guest()
+    second: Any = Guest()
     running = asyncio.create_task(roll.run())
     roll.join(first)
     roll.leave(first)
