@@ -24,7 +24,7 @@ async def test_a_reply_has_its_record_at_once_and_keeps_it_when_the_node_stops_w
     )
     await node.start()
     try:
-        await served(node.ports["api"])
+        await served(node.ports["api"], models=1)
         first, last = [await asked(node) for _ in range(2)]
         shown = await node.get(f"/v1/decisions/{last}")
         assert shown["outcome"]["status"] == 200
