@@ -80,7 +80,7 @@ class Placing:
         """Requests under way, by the decision that tells of them."""
         self.tickets = itertools.count(1)
         """Numbers for those that wait."""
-        self._counted = Counted(None)
+        self._counted = Counted(fleet())
 
     @property
     def policy(self) -> PlacementPolicy:

@@ -1,10 +1,10 @@
 """The decision journal: every decision with its outcome, and every change of trust.
 
 The newest ``limits.JOURNAL_RING`` decisions stay in memory; all go to SQLite through one writer thread, so
-the event loop never waits for a disk. A record is encoded when it is put, and only that is kept: it takes
-half a microsecond a row, and a record of many small objects would be in the way of all others for as long as
-it stays. A full queue drops decisions and counts them; a failing disk loses rows, counts them, and serving
-goes on. Records hold no text of a prompt or an answer, and neither does this.
+the event loop never waits for a disk. A record is encoded when it is put, and only that is kept: one object
+instead of some sixty, which would stay for a thousand requests. A full queue drops decisions and counts them;
+a failing disk loses rows, counts them, and serving goes on. Records hold no text of a prompt or an answer, and
+neither does this.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class Journal:
     async def get(self, decision_id: str) -> DecisionRecord | None:
         """One decision by its id, or None."""
         if (held := self._ring.get(decision_id)) is not None:
-            return _DECODER.decode(held.body)
+            return self._decoded(held.body)
         try:
             body = await asyncio.to_thread(body_of, self._path, decision_id)
         except sqlite3.Error as exc:
@@ -114,11 +114,12 @@ class Journal:
         """The newest decisions first; ``since_ms`` is wall time. What cannot be read is left out."""
         limit = max(0, min(limit, limits.JOURNAL_RING))
         matching = (
-            _DECODER.decode(row.body)
+            record
             for row in reversed(self._ring.values())
             if (action is None or row.action == action)
             and (reason is None or row.reason == reason)
             and (since_ms is None or row.at_ms >= since_ms)
+            and (record := self._decoded(row.body)) is not None
         )
         held = list(islice(matching, limit))
         if len(held) == limit:

@@ -76,7 +76,7 @@ def demand_key(digest: bytes | None, name: str) -> Id8:
 class Counted:
     """Under which key a request counts in one snapshot, kept for those like it."""
 
-    def __init__(self, fleet: Fleet | None) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._keys: dict[tuple[str, Endpoint | None, str | None], Id8 | None] = {}
 
@@ -93,8 +93,8 @@ class Counted:
 
     def _found(self, asked: str, choice: Choice | None) -> Id8 | None:
         fleet = self.fleet
-        offer = offer_of(asked, fleet, fleet.policy) if fleet is not None else None
-        if fleet is None or offer is None or not offer.rows:
+        offer = offer_of(asked, fleet, fleet.policy)
+        if offer is None or not offer.rows:
             return None
         served = fleet.row(choice.endpoint, choice.model) if choice is not None else None
         row = served if served is not None and served in offer.rows else offer.rows[0]
