@@ -134,34 +134,31 @@ class Quiet(MeshPolicy):
     publish_min_ms: ClassVar[int] = 10_000
 
 
+STATES = [None, *list(Liveness)[:5]]
+"""From well to gone: what one machine skips, another may pass on its way."""
+
+
 class Watched:
-    """Three peers seen by a machine; ``eager``: it is also woken every 100 ms, needed or not."""
+    """Three peers seen by a machine; ``eager``: it is also woken every 100 ms, needed or not. Before a word comes both have
+    looked: else one that comes to the millisecond as something ends is too late for the one and in time for the other."""
 
     def __init__(self, eager: bool) -> None:
         self.rig = Rig(peers=3, policy=Quiet())
         self.eager = eager
         self.links: dict[int, LinkId] = {at: self.rig.fresh(peer) for at, peer in enumerate(self.rig.peers)}
-        self.said: dict[int, int] = dict.fromkeys(self.links, self.rig.now)
-        self.seen: list[tuple[Liveness | None, ...]] = []
-
-    def is_ending(self, at: int) -> bool:
-        """Whether a link is about to end for its silence, or just has: a word that comes then may be too late for the one
-        and in time for the other."""
-        return abs(self.rig.now - self.said[at] - self.rig.policy.dead_ms) <= 200
+        self.seen: list[tuple[set[int], ...]] = []
+        """By 100 ms and peer, how bad each verdict was that was held meanwhile."""
+        self._held: tuple[set[int], ...] = (set(), set(), set())
 
     def do(self, what: str, at: int, then_ms: int) -> None:
         rig, peer = self.rig, self.rig.peers[at]
+        rig.handle(Ticked())
+        self._note()
         self.links = {at: link for at, link in self.links.items() if link in rig.parts.links}
         link = self.links.get(at)
-        if what != "all" and self.is_ending(at):
-            what = "wait"
-        if what in ("tell", "relay", "lose") or (what == "link" and link is None):
-            self.said[at] = rig.now
         if what == "all":
             for other, its in self.links.items():
-                if not self.is_ending(other):
-                    self.said[other] = rig.now
-                    rig.records(its, rig.peers[other].v(rig.now))
+                rig.records(its, rig.peers[other].v(rig.now))
         elif what == "link" and link is None:
             self.links[at] = rig.link_up(peer)
         elif what == "end" and link is not None:
@@ -177,7 +174,13 @@ class Watched:
             if self.eager:
                 rig.handle(Ticked())
             rig.pass_ms(100, answer=DialFailure.TIMEOUT)
-            self.seen.append(tuple(rig.state(peer) for peer in rig.peers))
+            self._note()
+            self.seen.append(self._held)
+            self._held = (set(), set(), set())
+
+    def _note(self) -> None:
+        for held, peer in zip(self._held, self.rig.peers, strict=True):
+            held.add(STATES.index(self.rig.state(peer)))
 
 
 steps = st.tuples(
@@ -197,7 +200,6 @@ def test_every_verdict_comes_as_soon_as_if_it_were_looked_for_ten_times_a_second
         eager.do(*step)
         calm.do(*step)
     for at in range(2, len(eager.seen) - 2):
-        for expected, found in zip(
-            zip(*eager.seen[at - 2 : at + 3], strict=True), calm.seen[at], strict=True
-        ):
-            assert found in expected, f"{100 * at} ms"
+        for near, found in zip(zip(*eager.seen[at - 2 : at + 3], strict=True), calm.seen[at], strict=True):
+            held = set().union(*near)
+            assert min(held) <= min(found) <= max(found) <= max(held), f"{100 * at} ms"
