@@ -210,21 +210,21 @@ def _outcome_of(
     if load_ms is None and cold and timings is not None and until_first_ms is not None:
         load_ms = max(0.0, until_first_ms - _warm_ms(report, row, told, prompt_ms, streamed=streamed))
     return Outcome(
-        row.profile_key,
-        now,
-        _result_of(report, told.finish),
-        routed.request_class,
-        concurrency,
-        report.text_bytes,
-        told.prompt_tokens,
-        told.cached_tokens,
-        prompt_ms,
-        told.gen_tokens,
-        told.gen_ms,
-        until_first_ms if streamed and not cold and timings is not None else None,
-        routed.queue_ms,
-        routed.net_ms,
-        load_ms,
+        key=row.profile_key,
+        at_ms=now,
+        result=_result_of(report, told.finish),
+        request_class=routed.request_class,
+        concurrency=concurrency,
+        text_bytes=report.text_bytes,
+        prompt_tokens=told.prompt_tokens,
+        cached_tokens=told.cached_tokens,
+        prompt_ms=prompt_ms,
+        gen_tokens=told.gen_tokens,
+        gen_ms=told.gen_ms,
+        ttft_ms=until_first_ms if streamed and not cold and timings is not None else None,
+        wait_ms=routed.queue_ms,
+        net_ms=routed.net_ms,
+        load_ms=load_ms,
     )
 
 

@@ -239,12 +239,12 @@ class Journal:
 def row_of(record: DecisionRecord) -> Row:
     """``record`` as a row of the table; ``node`` is the node part of the chosen row."""
     return Row(
-        record.id,
-        record.wall_ms or 0,
-        record.request_id,
-        record.action.value,
-        record.reason.value,
-        None if record.chosen is None else record.chosen.partition("/")[0],
-        record.req.model_resolved or None,
-        _ENCODER.encode(record),
+        id=record.id,
+        at_ms=record.wall_ms or 0,
+        request_id=record.request_id,
+        action=record.action.value,
+        reason=record.reason.value,
+        node=None if record.chosen is None else record.chosen.partition("/")[0],
+        model=record.req.model_resolved or None,
+        body=_ENCODER.encode(record),
     )

@@ -40,7 +40,7 @@ create table if not exists audit (
 """
 
 
-class Row(Struct, frozen=True, gc=False):
+class Row(Struct, frozen=True, gc=False, kw_only=True):
     """One decision as stored; ``body`` is the whole record."""
 
     id: str

@@ -32,7 +32,7 @@ class Reservation(Struct, frozen=True, gc=False):
     route_seq: int
 
 
-class _Entry(Struct, gc=False):
+class _Entry(Struct, gc=False, kw_only=True):
     endpoint: Endpoint
     endpoint_name: str
     model: str
@@ -90,18 +90,18 @@ class Ledger:
         if load_bytes:
             self._loading[node] = self._loading.get(node, 0) + load_bytes
         self._entries[seq] = _Entry(
-            endpoint,
-            choice.endpoint_name,
-            choice.model,
-            node,
-            route_seq,
-            now,
-            rtt_ms,
-            prefill_s,
-            decode_s,
-            not choice.is_self,
-            load_bytes,
-            ticket,
+            endpoint=endpoint,
+            endpoint_name=choice.endpoint_name,
+            model=choice.model,
+            node=node,
+            route_seq=route_seq,
+            sent_ms=now,
+            rtt_ms=rtt_ms,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            counts=not choice.is_self,
+            load_bytes=load_bytes,
+            ticket=ticket,
         )
         return Reservation(seq, route_seq)
 

@@ -17,7 +17,7 @@ _BETA_MOST = 1.0
 _ALONE = 1.5
 
 
-class Profile(Struct, frozen=True, gc=False):
+class Profile(Struct, frozen=True, gc=False, kw_only=True):
     """Learned facts. Speeds in tokens/s, ``loads_s`` the last load times in seconds, ``at_ms`` the last outcome.
 
     ``beta`` is the relative slow-down per further concurrent request, learned from ``beta_n`` crowded answers once the
@@ -67,7 +67,16 @@ def learn(profile: Profile, outcome: Outcome, policy: ProfilePolicy) -> Profile:
             loads = (*loads, max(policy.load_least_s, outcome.load_ms / 1000.0))[-policy.loads_kept :]
     elif outcome.result is Result.FAULT:
         faults += 1.0
-    return Profile(prompt, gen, beta, beta_n, loads, successes, faults, max(profile.at_ms, outcome.at_ms))
+    return Profile(
+        prompt=prompt,
+        gen=gen,
+        beta=beta,
+        beta_n=beta_n,
+        loads_s=loads,
+        successes=successes,
+        faults=faults,
+        at_ms=max(profile.at_ms, outcome.at_ms),
+    )
 
 
 def _prompt_speed(outcome: Outcome, policy: ProfilePolicy) -> float | None:

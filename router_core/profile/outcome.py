@@ -32,7 +32,7 @@ class ProfileKey(Struct, frozen=True, gc=False, kw_only=True, cache_hash=True):
     offload_pct: int | None = None
 
 
-class Outcome(Struct, frozen=True, gc=False):
+class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     """One attempt, ended. Times in ms, ``at_ms`` on the boot clock.
 
     ``prompt_tokens`` are those the engine really computed, ``cached_tokens`` those it reused; ``gen_ms`` covers the
