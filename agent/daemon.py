@@ -155,11 +155,13 @@ class Daemon:
             if (exc := task.exception()) is not None:
                 report_crash(node.log, "loop.ended", exc, loop=task.get_name())
         notifier.stopping("draining")
+        node.log.info("stopping", asked=ending in ended, requests=len(node.relay.wiring.in_hand))
         clean = await self._drain()
         for task in (begun, ending, *running):
             task.cancel()
         await asyncio.gather(begun, ending, *running, return_exceptions=True)
         await node.tasks.aclose()
+        node.log.info("stopped", clean=clean)
         return ExitCode.OK if clean and ending in ended else ExitCode.FAILED
 
     async def _follow_addresses(self) -> None:
