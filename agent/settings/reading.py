@@ -139,10 +139,11 @@ def parse(raw: bytes, name: str, schema: Schema, faults: list[Fault]) -> dict[st
 
 
 def toml_of(raw: bytes) -> dict[str, Any]:
-    """The tree in the text ``raw``. Raises ``ValueError`` for what is no TOML, is nested too deeply, or holds a whole
-    number of more than the 64 bits that TOML promises: no program of ours could print it."""
+    """The tree in the text ``raw``. Raises ``ValueError`` for what is no TOML, is nested too deeply, has more dots
+    in a line than are read, or holds a whole number of more than the 64 bits that TOML promises: no program of ours could
+    print it."""
     if any(line.count(b".") > DOTS_MOST for line in raw.split(b"\n") if not line.lstrip().startswith(b"#")):
-        raise ValueError("nested too deeply")
+        raise ValueError(f"a line of more than {DOTS_MOST} dots")
     try:
         tree = tomllib.loads(raw.decode("utf-8"))
     except RecursionError:
