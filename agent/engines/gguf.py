@@ -4,9 +4,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the file
 what is general; tokenizers and tensors are never reached. Whatever is not as it must be tells nothing.
 """
 
-import os
 import re
-import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.engines.quants import file_type
+from agent.settings.reading import regular
 
 HEAD: Final = 64 * 1024
 _MAGIC: Final = b"GGUF"
@@ -48,7 +47,7 @@ def base_of(basename: str | None, finetune: str | None, size: str | None, versio
 def descent_of(path: Path) -> Descent:
     """The descent that the GGUF file at ``path`` tells. Blocks on the disk."""
     try:
-        head = _head(path)
+        head = regular(path, HEAD)
     except OSError:
         return UNKNOWN
     facts = dict(_facts(head))
@@ -61,16 +60,6 @@ def descent_of(path: Path) -> Descent:
         family=family if _FAMILY.fullmatch(family) else None,
         quant=file_type(told) if isinstance(told, int) else None,
     )
-
-
-def _head(path: Path) -> bytes:
-    """The first bytes of a regular file; nothing else is read, however it is named."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        return b""
-    with os.fdopen(fd, "rb") as file:
-        return file.read(HEAD)
 
 
 def _facts(head: bytes) -> Iterator[tuple[str, str | int]]:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from agent.settings.fault import Fault, shown
 from agent.settings.values import WHOLE, Parse, Refuse, nearest
@@ -169,13 +169,19 @@ def open_to_all(*places: Path) -> list[str]:
 
 
 def regular(path: Path, most: int) -> bytes:
-    """The first ``most`` bytes of a regular file. Raises ``OSError``; never waits, whatever else the path leads to."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """The first ``most`` bytes of a file that ``opened`` opens."""
+    with opened(path) as file:
+        return file.read(most)
+
+
+def opened(path: Path, flags: int = 0) -> BinaryIO:
+    """A regular file, open to be read, also with ``flags`` of ``open(2)``. Raises ``OSError``; never waits, whatever
+    else the path leads to."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a file")
-    with os.fdopen(fd, "rb") as file:
-        return file.read(most)
+    return os.fdopen(fd, "rb")
 
 
 def _bytes(folder: Path, name: str, faults: list[Fault]) -> bytes | None:

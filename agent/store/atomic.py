@@ -4,11 +4,12 @@ A write goes to a new file in the same folder, is synced, takes the old one's pl
 was kept as ``<name>.last``, and the folder is synced. A crash at any point leaves the old or the new content.
 """
 
+import errno
 import os
-import stat
 from pathlib import Path
 
 from agent.effects.entropy import random_bytes
+from agent.settings.reading import opened
 
 PRIVATE = 0o600
 
@@ -60,15 +61,11 @@ def read_plain(path: Path, most: int) -> bytes:
 
 def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
     """Content and status of one and the same open file; never blocks on a pipe."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is not a regular file")
-    with os.fdopen(fd, "rb") as file:
+    with opened(path, os.O_NOFOLLOW) as file:
+        found = os.fstat(file.fileno())
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(f"{path} has more than {most} bytes")
+        raise OSError(errno.EFBIG, f"more than {most} bytes")
     return content, found
 
 

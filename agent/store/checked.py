@@ -44,7 +44,7 @@ def read_checked(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except OSError as fault:
-        raise Damaged(f"{path}: {fault.strerror or 'unreadable'}") from None
+        raise Damaged(f"{path}: {fault.strerror}") from None
     try:
         return msgspec.msgpack.decode(unpack(content), type=kind)
     except (Damaged, msgspec.DecodeError, RecursionError):

@@ -113,7 +113,11 @@ def test_a_missing_checked_file_is_none_and_a_wrong_one_is_damaged(tmp_path):
     with pytest.raises(Damaged):
         read_checked(path, int)
     path.write_bytes(bytes(FILE_MOST + 1))
-    with pytest.raises(Damaged):
+    with pytest.raises(Damaged, match=f"more than {FILE_MOST} bytes"):
+        read_checked(path, int)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Damaged, match="not a file"):
         read_checked(path, int)
 
 
