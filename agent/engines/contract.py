@@ -8,6 +8,7 @@ is an ``EngineControl``, which no adapter is. Relaying requests and judging node
 
 from collections.abc import AsyncGenerator, Mapping
 from enum import Enum, StrEnum
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -250,7 +251,7 @@ class Credential:
         return "Credential(...)"
 
 
-class EndpointStatus(Struct, frozen=True, kw_only=True):
+class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     """One endpoint as its monitor saw it last; what V and S are built from and how the relay reaches it.
 
     ``owned`` already holds the manifest's facts (manifest before engine before unknown; of two context limits
@@ -324,10 +325,11 @@ class EndpointStatus(Struct, frozen=True, kw_only=True):
 
     def native_id(self, name: str) -> str | None:
         """The engine's own spelling of an owned model's published name or alias, or None."""
-        for model in self.owned:
-            if name == model.name or name in model.aliases:
-                return model.native_id
-        return None
+        return self._native_ids.get(name)
+
+    @cached_property
+    def _native_ids(self) -> dict[str, str]:
+        return {name: model.native_id for model in self.owned for name in (model.name, *model.aliases)}
 
 
 class Observation(Struct, frozen=True, gc=False, kw_only=True):
