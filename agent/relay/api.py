@@ -179,7 +179,7 @@ class ApiFront:
     def judge(self, connection: Client, request: Request) -> Answer | None:
         head = request.head
         gist = head.gist
-        if gist is None or gist.hint_names is not self._hint_names:
+        if not isinstance(gist, Gist) or gist.hint_names is not self._hint_names:
             understood = self._understood(request)
             if not isinstance(understood, Gist):
                 return understood
@@ -225,9 +225,8 @@ class ApiFront:
 
     def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
         gist = request.head.gist
-        if gist is None:
+        if not isinstance(gist, Gist):
             return self._viewed(request)
-        assert isinstance(gist, Gist)
         parcel = Parcel.read(relayed.read, gist.dialect, body)
         if isinstance(parcel, BodyFault):
             return self._error(request, parcel.value)

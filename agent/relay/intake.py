@@ -6,7 +6,7 @@ parser hold each other: a reader that is done lets go, or what it read would sta
 Refuses to know sockets, routes and who is asking.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import httptools
 
@@ -60,7 +60,7 @@ class Head:
         self.close = False
         self.expects = False
         self.http11 = True
-        self.gist: Any = None
+        self.gist: object = None
         self.passed: bytes | None = None
 
 

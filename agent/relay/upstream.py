@@ -9,11 +9,12 @@ failure: a ``Sink`` hears of it.
 import asyncio
 import re
 import ssl
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
 from msgspec import Struct
 
+from agent.relay.dialects.streams import Stream
 from agent.relay.headers import Headers
 from agent.relay.ports import Admits
 from agent.relay.repeats import Repeats
@@ -55,7 +56,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 class AnswerHead:
     """The final head of an answer, without the body's length, so that answers may share it. ``reusable``: the socket may
-    serve again after it. ``gist`` is what its reader made of it."""
+    serve again after it. ``gist`` is what its reader made of it:
+    how it streams, and which header lines come down."""
 
     __slots__ = ("gist", "headers", "reusable", "status")
 
@@ -63,7 +65,7 @@ class AnswerHead:
         self.status = status
         self.headers = headers
         self.reusable = reusable
-        self.gist: Any = None
+        self.gist: tuple[Stream | None, bytes] | None = None
 
 
 class Sink(Protocol):
