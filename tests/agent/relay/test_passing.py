@@ -293,30 +293,34 @@ async def test_a_client_that_leaves_in_mid_upload_leaves_nothing_behind() -> Non
 
 
 async def test_a_slow_reader_pauses_the_engine_and_loses_nothing() -> None:
-    block = os.urandom(64 << 10)
-    written = 0
+    block, most = os.urandom(64 << 10), 2_000
+    written, enough = 0, asyncio.Event()
 
     async def script(exchange: Exchange) -> None:
         nonlocal written
         await exchange.begin_stream()
-        for _ in range(200):
-            await exchange.chunk(block)
+        while written < most and not enough.is_set():
             written += 1
+            await exchange.chunk(block)
         await exchange.end_stream()
 
     async with Recorder(script) as up, running(up.port) as relay:
+
+        def is_paused() -> bool:
+            engines = [request._upstream for request in relay.wiring.in_hand]
+            return any(engine is not None and not engine.transport.is_reading() for engine in engines)
+
         client = await Client.to(relay.port)
         client.writer.transport.pause_reading()
         await client.send(post(relay.port, STREAM))
-        before = -1
-        while before != written or written == 0:
-            before = written
-            await asyncio.sleep(0.2)
-        assert written < 200
+        await up.arrived()
+        await until(lambda: is_paused() or written == most)
+        assert is_paused()
+        enough.set()
         client.writer.transport.resume_reading()
         heard = await client.heard()
         assert heard.clean
-        assert hashlib.sha256(heard.body).digest() == hashlib.sha256(block * 200).digest()
+        assert hashlib.sha256(heard.body).digest() == hashlib.sha256(block * written).digest()
         client.close()
 
 
