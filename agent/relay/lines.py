@@ -58,6 +58,6 @@ def line_of_exchange(
         bytes_in=asked.body_bytes,
         bytes_out=bytes_out,
         attempts=attempts,
-        total_ms=now_ms - arrived,
-        first_byte_ms=None if first_byte_ms is None else first_byte_ms - arrived,
+        total_ms=round(now_ms - arrived, 3),
+        first_byte_ms=None if first_byte_ms is None else round(first_byte_ms - arrived, 3),
     )

@@ -405,3 +405,23 @@ async def test_an_access_line_has_sizes_and_no_content() -> None:
         assert (line.bytes_in, line.bytes_out, line.status, line.attempts) == (len(body), 11, 200, 1)
         assert "canary" not in repr(relay.watch.lines)
         assert json.loads(up.requests[0].body)["prompt"] == "canary-5f3a"
+
+
+class Stopped:
+    """A clock that stands still at a time at which the difference of two floats shows."""
+
+    def boot_ms(self) -> int:
+        return 123_456_789
+
+    def boot_us(self) -> int:
+        return 123_456_801_300
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+async def test_times_in_an_access_line_are_told_to_the_microsecond() -> None:
+    async with Recorder() as up, running(up.port, clock=Stopped()) as relay:
+        await ask(relay.port, post(relay.port))
+        line = relay.watch.lines[0]
+        assert (line.total_ms, line.first_byte_ms) == (12.3, 12.3)
