@@ -7,20 +7,19 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import uvloop
 
 from agent import __version__
 from agent.assembly.node import Assembly
-from agent.effects.clock import Clock, SystemClock
-from agent.identity.own import OwnIdentity, load_identity, read_machine_id
+from agent.effects.clock import SystemClock
+from agent.identity.own import load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
 from agent.mesh.discovery import announced_addresses
 from agent.node.listening import refusal
 from agent.node.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
-from agent.observe.log import Log, Severity, stream_log
+from agent.observe.log import Severity, stream_log
 from agent.relay.ports import Phase
 from agent.relay.wiring import review_on_change, watch_silence
 from agent.settings.load import Settings
@@ -44,12 +43,13 @@ def run(
     new_identity: bool = False,
     trace: Path | None = None,
     least: Severity = Severity.INFO,
-    daemon: "type[Daemon] | None" = None,
+    assembly: type[Assembly] = Assembly,
+    daemon: "Callable[[Assembly], Daemon] | None" = None,
 ) -> int:
     """Run one node until it is told to stop; the exit status.
 
     ``trace``: a file for a line per event. ``least``: what is logged; at DEBUG the event loop watches itself too.
-    ``daemon``: what to run, ``Daemon`` if not given.
+    ``assembly`` is what the node is made of, ``daemon`` what runs it, ``Daemon`` if not given.
     """
     clock = SystemClock()
     log = stream_log(sys.stderr, clock, least=least)
@@ -60,8 +60,8 @@ def run(
             own = load_identity(folders.state, read_machine_id(), keep=keep_identity, new=new_identity)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop, debug=debug) as runner:
                 traced = Trace(trace, clock) if trace is not None else None
-                made = (daemon or Daemon).of(settings, folders, own, clock, log, traced)
-                return runner.run(made.serve())
+                node = assembly(settings, folders, own, clock, log, traced)
+                return runner.run((daemon or Daemon)(node).serve())
         except RefuseToStart as refused:
             log.error("start.refused", reason=refused.reason)
             sys.stderr.write(f"pairmesh: {refused}\n")
@@ -82,19 +82,6 @@ class Daemon:
     def __init__(self, node: Assembly, *, stale_ms: int = STALE_MS) -> None:
         self._node = node
         self._stale_ms = stale_ms
-
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        folders: Folders,
-        own: OwnIdentity,
-        clock: Clock,
-        log: Log,
-        trace: Trace | None,
-    ) -> Self:
-        """The daemon of one node."""
-        return cls(Assembly(settings, folders, own, clock, log, trace))
 
     async def serve(self) -> int:
         """Run until SIGTERM or SIGINT; the exit status. Raises ``RefuseToStart``."""

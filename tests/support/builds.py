@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -22,8 +23,7 @@ from agent.identity.listener import Listener
 from agent.identity.own import OwnIdentity
 from agent.mesh.driver import Driver
 from agent.node.learning import Learning
-from agent.node.trace import Trace
-from agent.observe.log import Log, Severity
+from agent.observe.log import Severity
 from agent.observe.metrics import Counter
 from agent.relay.ports import AttemptReport
 from agent.sampling.files import Roots
@@ -47,28 +47,12 @@ class Blocking(daemon.Daemon):
         return await super().serve()
 
 
-class Hasty(daemon.Daemon):
-    """Takes a part for stuck after ``STALE_MS``."""
-
-    @classmethod
-    def of(cls, *parts: Any) -> Self:
-        return cls(Assembly(*parts), stale_ms=STALE_MS)
-
-
 class ForeignHost(Assembly):
     """Reads the host below the folder that ``PROC_VARIABLE`` names."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.roots = Roots(proc=Path(os.environ[PROC_VARIABLE]))
-
-
-class ForeignProc(daemon.Daemon):
-    """Samples a host whose files the test owns."""
-
-    @classmethod
-    def of(cls, *parts: Any) -> Self:
-        return cls(ForeignHost(*parts), stale_ms=STALE_MS)
 
 
 class Deaf:
@@ -91,12 +75,6 @@ class DeafNode(Assembly):
         self.relay.listeners = [link, Deaf(ingress)]
 
 
-class DeafIngress(daemon.Daemon):
-    @classmethod
-    def of(cls, *parts: Any) -> Self:
-        return cls(DeafNode(*parts), stale_ms=STALE_MS)
-
-
 class Stalled:
     """A mesh driver that takes its first step and no other."""
 
@@ -115,15 +93,11 @@ class Stalled:
 
 
 class StalledNode(Assembly):
+    """Its mesh does no more than begin."""
+
     async def build(self) -> None:
         await super().build()
         self.mesh.driver = Stalled(self.mesh.driver)
-
-
-class StalledMesh(daemon.Daemon):
-    @classmethod
-    def of(cls, *parts: Any) -> Self:
-        return cls(StalledNode(*parts), stale_ms=STALE_MS)
 
 
 class Broken(daemon.Daemon):
@@ -184,28 +158,14 @@ class LeakyNode(Assembly):
         )
 
 
-class Leaking(daemon.Daemon):
-    @classmethod
-    def of(cls, *parts: Any) -> Self:
-        return cls(LeakyNode(*parts))
-
-
 class QuickNode(Assembly):
-    """Its residency keeps every rule, at a pace for tests."""
+    """Its residency keeps every rule, at a pace for tests: it moves models within seconds of what takes minutes."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.residency_policy = ResidencyPolicy(
             tick_ms=200, calm_ms=500, turn_ms=100, resident_least_ms=1_000, unused_ms=500, watch_ms=100
         )
-
-
-class QuickResidency(daemon.Daemon):
-    """Moves models within seconds of what it takes minutes for."""
-
-    @classmethod
-    def of(cls, *parts: Any) -> Self:
-        return cls(QuickNode(*parts))
 
 
 class JumpingClock(SystemClock):
@@ -215,32 +175,26 @@ class JumpingClock(SystemClock):
         return int(Path(os.environ[WALL_VARIABLE]).read_text())
 
 
-class JumpingWall(daemon.Daemon):
+class JumpingNode(Assembly):
     """The wall clock is the test's."""
 
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        folders: Folders,
-        own: OwnIdentity,
-        _clock: Clock,
-        log: Log,
-        trace: Trace | None,
-    ) -> Self:
-        return super().of(settings, folders, own, JumpingClock(), log, trace)
+    def __init__(self, settings: Settings, folders: Folders, own: OwnIdentity, _: Clock, *rest: Any) -> None:
+        super().__init__(settings, folders, own, JumpingClock(), *rest)
 
 
-BUILDS: Final[Mapping[str, type[daemon.Daemon]]] = {
-    "blocking": Blocking,
-    "hasty": Hasty,
-    "foreign-proc": ForeignProc,
-    "deaf-ingress": DeafIngress,
-    "stalled-mesh": StalledMesh,
-    "broken": Broken,
-    "leaking": Leaking,
-    "quick-residency": QuickResidency,
-    "jumping-wall": JumpingWall,
+HASTY: Final = partial(daemon.Daemon, stale_ms=STALE_MS)
+"""Takes a part for stuck after ``STALE_MS``."""
+
+BUILDS: Final[Mapping[str, tuple[type[Assembly], Callable[[Assembly], daemon.Daemon]]]] = {
+    "blocking": (Assembly, Blocking),
+    "hasty": (Assembly, HASTY),
+    "foreign-proc": (ForeignHost, HASTY),
+    "deaf-ingress": (DeafNode, HASTY),
+    "stalled-mesh": (StalledNode, HASTY),
+    "broken": (Assembly, Broken),
+    "leaking": (LeakyNode, daemon.Daemon),
+    "quick-residency": (QuickNode, daemon.Daemon),
+    "jumping-wall": (JumpingNode, daemon.Daemon),
 }
 
 
@@ -253,7 +207,8 @@ def main(build: str) -> int:
     folders = Folders.from_env()
     settings = load(folders.config, host_name="build")
     assert isinstance(settings, Settings), settings
-    return daemon.run(settings, folders, least=Severity.DEBUG, daemon=BUILDS[build])
+    assembly, runs = BUILDS[build]
+    return daemon.run(settings, folders, least=Severity.DEBUG, assembly=assembly, daemon=runs)
 
 
 if __name__ == "__main__":
