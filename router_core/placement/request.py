@@ -6,7 +6,6 @@ Refuses to know how a dialect's body looks (the relay reads it) and where sessio
 from enum import Enum
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from router_core.ids import NodeId, NodeName
 from router_core.placement.reasons import AuthorityOutcome, HintOutcome
@@ -155,11 +154,3 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     refused: frozenset[Endpoint] = frozenset()
     held_since_ms: int | None = None
     waits: bool = False
-
-    def after_failure(self, endpoint: Endpoint) -> "PlacementRequest":
-        """The next attempt of this request, which avoids ``endpoint``."""
-        return replace(self, attempt=self.attempt + 1, tried=self.tried | {endpoint})
-
-    def after_refusal(self, endpoint: Endpoint) -> "PlacementRequest":
-        """The next dispatch of this request after ``endpoint`` declined it."""
-        return replace(self, attempt=self.attempt + 1, refused=self.refused | {endpoint})

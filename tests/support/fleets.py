@@ -18,7 +18,7 @@ from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
 from router_core.placement.names import parse_model_name
 from router_core.placement.record import Choice
-from router_core.placement.request import Hints, PlacementRequest
+from router_core.placement.request import Endpoint, Hints, PlacementRequest
 from router_core.placement.rows import Row
 from router_core.placement.survey import Survey
 from router_core.placement.weighing import Scored
@@ -163,6 +163,11 @@ def a_request(**over: Any) -> PlacementRequest:
         "body_bytes": 0,
     }
     return PlacementRequest(**(fields | over))
+
+
+def after_failure(request: PlacementRequest, *endpoints: Endpoint) -> PlacementRequest:
+    """The next attempt of ``request``, which failed at ``endpoints``."""
+    return replace(request, attempt=request.attempt + len(endpoints), tried=request.tried | set(endpoints))
 
 
 def decided(

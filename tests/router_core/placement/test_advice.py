@@ -27,6 +27,7 @@ from tests.support.fleets import (
     a_fleet,
     a_request,
     a_row,
+    after_failure,
     chosen_node,
     decided,
     parsed_hints,
@@ -295,8 +296,8 @@ def test_after_a_failure_the_answer_still_counts_for_what_is_left():
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20), a_row("c", tg=10))
     request = a_request(advice=a_counsel("c", "b"))
     first = decided(request, fleet)
-    second = decided(request.after_failure(first.chosen.endpoint), fleet)
-    third = decided(request.after_failure(first.chosen.endpoint).after_failure(second.chosen.endpoint), fleet)
+    second = decided(after_failure(request, first.chosen.endpoint), fleet)
+    third = decided(after_failure(request, first.chosen.endpoint, second.chosen.endpoint), fleet)
     assert [chosen_node(one) for one in (first, second, third)] == ["c", "b", "a"]
     assert [one.record.authority.outcome.value for one in (second, third)] == ["used", "empty_intersection"]
     assert first.id == "d1" != second.id

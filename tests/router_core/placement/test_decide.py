@@ -27,6 +27,7 @@ from tests.support.fleets import (
     a_ledger,
     a_request,
     a_row,
+    after_failure,
     chosen_node,
     decided,
     parsed_hints,
@@ -290,12 +291,10 @@ def test_a_failed_attempt_goes_elsewhere_and_says_so():
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
     first = decided(a_request(), fleet)
     assert chosen_node(first) == "a"
-    second = decided(a_request().after_failure(first.chosen.endpoint), fleet)
+    second = decided(after_failure(a_request(), first.chosen.endpoint), fleet)
     assert chosen_node(second) == "b"
     assert second.record.excluded[0].code is Reason.TRIED
-    third = decided(
-        a_request().after_failure(first.chosen.endpoint).after_failure(second.chosen.endpoint), fleet
-    )
+    third = decided(after_failure(a_request(), first.chosen.endpoint, second.chosen.endpoint), fleet)
     assert (third.action, third.reason, third.reason.status) == (Action.REJECT, Reason.TRIED, 502)
 
 
@@ -303,7 +302,7 @@ def test_after_a_refusal_the_next_row_may_let_it_wait_as_long_as_it_lives():
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
     first = decided(a_request(), fleet)
     assert first.chosen.max_wait_ms == 500
-    again = decided(a_request().after_refusal(first.chosen.endpoint), fleet, now=NOW + 1000)
+    again = decided(a_request(attempt=2, refused=frozenset({first.chosen.endpoint})), fleet, now=NOW + 1000)
     assert chosen_node(again) == "b"
     assert again.chosen.max_wait_ms == 599_000
 
@@ -311,7 +310,7 @@ def test_after_a_refusal_the_next_row_may_let_it_wait_as_long_as_it_lives():
 def test_the_only_row_left_may_let_it_wait_as_long_as_it_lives():
     alone = decided(a_request(), a_fleet(a_row("a")))
     assert alone.chosen.max_wait_ms == 600_000
-    failed = decided(a_request().after_failure(alone.chosen.endpoint), a_fleet(a_row("a"), a_row("b")))
+    failed = decided(after_failure(a_request(), alone.chosen.endpoint), a_fleet(a_row("a"), a_row("b")))
     assert (chosen_node(failed), failed.chosen.max_wait_ms) == ("b", 600_000)
 
 

@@ -16,6 +16,7 @@ from tests.support.fleets import (
     a_ledger,
     a_request,
     a_row,
+    after_failure,
     chosen_node,
     decided,
     parsed_hints,
@@ -129,7 +130,7 @@ def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed():
     assert (waiting.reason, waiting.reason.status) == (Reason.BREAKER_OPEN, 503)
     ledger.fail(seq)
     assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "b"
-    assert chosen_node(decided(a_request().after_failure(probe.chosen.endpoint), fleet)) == "a"
+    assert chosen_node(decided(after_failure(a_request(), probe.chosen.endpoint), fleet)) == "a"
 
 
 def test_a_probe_still_passes_every_other_filter():
