@@ -180,12 +180,15 @@ class Hold:
         return []
 
     def _line_up(self, now: int) -> tuple[dict[str, list[Waiting]], ...]:
-        """Who waits, by class and caller, in each line the first one last: kept for as long as all just stay."""
+        """Who waits, by class and caller, the most urgent caller first, in each line the first one last: kept for as
+        long as all just stay."""
         lines: tuple[dict[str, list[Waiting]], ...] = tuple({} for _ in _RANKS)
-        for waiting in sorted(self._held.values(), key=_urgency, reverse=True):
+        for waiting in sorted(self._held.values(), key=_urgency):
             lines[self._rank(waiting, now)].setdefault(waiting.caller, []).append(waiting)
         for turns, line in zip(self._turns, lines, strict=True):
             turns.keep(line.keys())
+            for queue in line.values():
+                queue.reverse()
         self._lines = lines
         return lines
 

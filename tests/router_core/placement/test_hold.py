@@ -109,8 +109,12 @@ def test_classes_come_before_callers_and_deadlines():
 
 
 def test_the_earliest_deadline_of_a_caller_comes_first():
-    hold = held(waiting(1, deadline_ms=9), waiting(2, deadline_ms=3), waiting(3, deadline_ms=6))
-    assert served(hold, 0) == [2, 3, 1]
+    hold = held(
+        waiting(1, since_ms=1, deadline_ms=9),
+        waiting(2, since_ms=2, deadline_ms=3),
+        waiting(3, deadline_ms=6),
+    )
+    assert served(hold, 2) == [2, 3, 1]
 
 
 def test_every_thirty_seconds_of_waiting_are_worth_a_class():
@@ -132,6 +136,11 @@ def test_a_request_of_any_length_gets_its_turn_in_few_steps():
     assert served(hold, 0) == [1, 2]
 
 
+def test_the_caller_whose_request_is_the_most_urgent_has_the_first_turn():
+    late, soon = waiting(1, caller="a", deadline_ms=9), waiting(2, caller="b", deadline_ms=3)
+    assert served(held(late, soon), 0) == served(held(soon, late), 0) == [2, 1]
+
+
 def test_a_caller_that_has_nothing_waiting_saves_nothing_up():
     hold = held(waiting(1, caller="a", seconds=0.1), waiting(2, caller="b", seconds=20.0))
     assert served(hold, 0) == [1, 2]
@@ -139,6 +148,14 @@ def test_a_caller_that_has_nothing_waiting_saves_nothing_up():
         hold.handle(Joined(waiting=waiting(ticket, caller="ab"[ticket % 2], seconds=5.0)), 0)
     order = served(hold, 0)
     assert all({order[i] % 2, order[i + 1] % 2} == {0, 1} for i in range(0, 10, 2))
+
+
+def test_what_a_caller_did_not_use_of_its_turn_is_gone_when_it_comes_back():
+    hold = held(waiting(0, caller="a", seconds=0.1))
+    assert served(hold, 0) == [0]
+    for ticket in range(1, 21):
+        hold.handle(Joined(waiting=waiting(ticket, caller="ab"[ticket > 10], seconds=1.0)), 0)
+    assert served(hold, 0) == [*range(1, 6), *range(11, 16), *range(6, 11), *range(16, 21)]
 
 
 def test_there_is_room_up_to_the_bounds_and_never_beyond():
