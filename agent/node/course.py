@@ -52,8 +52,12 @@ class Course:
         if hold is not None:
             self._waiting_since_ms, self.held_since_ms = now, hold.since_ms
         elif self._waiting_since_ms is not None:
-            self.held_ms = (self.held_ms or 0) + now - self._waiting_since_ms
-            self._waiting_since_ms = None
+            self.held_ms, self._waiting_since_ms = self.waited_ms(now), None
+
+    def waited_ms(self, now: int) -> int | None:
+        """As ``held_ms``, a wait that has not ended included."""
+        since = self._waiting_since_ms
+        return self.held_ms if since is None else (self.held_ms or 0) + now - since
 
     def note(self, report: AttemptReport, out_tokens: int | None) -> None:
         """Keep how one attempt went."""

@@ -277,6 +277,9 @@ class Choosing:
         self._placing.metrics.misunderstood(note)
         return Turned(decision_id=None, status=reason.status, code=reason.value, hints=hints_header((note,)))
 
+    def held_ms(self, now: int) -> int | None:
+        return self.course.waited_ms(now)
+
     def first_token(self, seq: int) -> None:
         self._placing.ledger.first_token(seq)
 

@@ -101,6 +101,9 @@ class Question:
             service_ms=0.0,
         )
 
+    def held_ms(self, now: int) -> None:
+        """Questions never wait."""
+
     def first_token(self, seq: int) -> None:
         """Nothing was reserved."""
 

@@ -141,6 +141,9 @@ class _TracedChoosing:
             self._owner.placed(told, attempt)
         return told
 
+    def held_ms(self, now: int) -> int | None:
+        return self._inner.held_ms(now)
+
     def first_token(self, seq: int) -> None:
         self._inner.first_token(seq)
 

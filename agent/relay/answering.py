@@ -74,11 +74,12 @@ class Answering:
         turned: Turned | None,
         routed: Routed | None,
         number: int,
+        held_ms: int | None,
     ) -> None:
         """Answer in the client's dialect that there is no answer."""
         self.status, self.code = action.status, action.code
         self.release_body(attempt)
-        self._client.reply(self._voice.refusal(action, self._asked, turned, routed, number))
+        self._client.reply(self._voice.refusal(action, self._asked, turned, routed, number, held_ms))
 
     def cut(self, code: str, attempt: Attempt) -> None:
         """End an answer that has begun with an error that its stream has a place for, if it has one."""

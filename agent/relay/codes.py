@@ -14,7 +14,10 @@ CODES: Final[dict[str, tuple[int, str]]] = {
     "model_missing": (400, "the body has no string member 'model'"),
     "model_name_invalid": (400, "the model name is not a valid one"),
     "duplicate_key": (400, "a top-level key that must be unique stands twice in the body"),
-    "hint_malformed": (400, "a narrowing routing hint is malformed"),
+    "hint_malformed": (
+        400,
+        f"a narrowing routing hint is malformed, or hints are larger than {limits.HINT_HEADERS // limits.KIB} KiB",
+    ),
     "capability": (400, "no endpoint of this model has a capability that the request needs"),
     "context_too_small": (400, "the request is longer than any endpoint's context"),
     "route_malformed": (400, "the route header is missing or malformed"),

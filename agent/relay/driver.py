@@ -421,7 +421,8 @@ class Courier:
         self._client.end()
 
     def _reply(self, action: ev.Reply) -> None:
-        self._answer.refuse(action, self._attempt, self._turned, self._routed, self._machine.attempt)
+        held_ms = self._choosing.held_ms(int(self._now))
+        self._answer.refuse(action, self._attempt, self._turned, self._routed, self._machine.attempt, held_ms)
 
     def _reply_answer(self, _action: ev.ReplyAnswer) -> None:
         routed = self._routed

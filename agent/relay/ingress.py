@@ -115,6 +115,9 @@ class OneTarget:
             service_ms=self._call.service_ms,
         )
 
+    def held_ms(self, now: int) -> None:
+        """What waits, waits at its router."""
+
     def first_token(self, seq: int) -> None:
         """The work of a peer's request is not split into prompt and answer."""
 
@@ -274,7 +277,13 @@ class IngressVoice:
         self._states = states
 
     def refusal(
-        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
+        self,
+        told: Reply,
+        asked: Asked,
+        turned: Turned | None,
+        routed: Routed | None,
+        attempts: int,
+        held_ms: int | None,
     ) -> Answer:
         return _told(told.status, told.code, _ERROR, self._states.headers(), keep=True)
 

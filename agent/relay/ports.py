@@ -122,6 +122,9 @@ class Choosing(Protocol):
     ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
 
+    def held_ms(self, now: int) -> int | None:
+        """How long the request has waited for room until ``now`` (boot ms); None if it never had to."""
+
     def first_token(self, seq: int) -> None: ...
 
     def finish(self, seq: int) -> None: ...

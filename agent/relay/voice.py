@@ -24,13 +24,19 @@ class ApiVoice:
         self._cors = cors
 
     def refusal(
-        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
+        self,
+        told: Reply,
+        asked: Asked,
+        turned: Turned | None,
+        routed: Routed | None,
+        attempts: int,
+        held_ms: int | None,
     ) -> Answer:
         headers = [*JSON, (b"x-request-id", asked.request_id.encode("ascii"))]
         decision = routed.decision_id if turned is None and routed is not None and asked.is_work else None
         counts: tuple[tuple[str, int], ...] = ()
         nearest: tuple[str, ...] = ()
-        hints = None
+        hints = routed.hints if routed is not None else None
         if turned is not None:
             decision, hints = turned.decision_id, turned.hints
             if turned.code == told.code:
@@ -44,6 +50,8 @@ class ApiVoice:
                 headers.append((b"x-should-retry", b"false"))
         if hints is not None:
             headers.append((b"x-pairmesh-hints", hints.encode("ascii")))
+        if held_ms is not None:
+            headers.append((b"server-timing", b"queue;dur=%d" % held_ms))
         if told.status in (429, 503):
             headers.append((b"retry-after", b"%d" % (told.retry_after_s or RETRY_AFTER_S)))
         body = self._tongue.error(told.status, told.code, message_of(told.code, counts, nearest))

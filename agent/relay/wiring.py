@@ -132,7 +132,13 @@ class Voice(Protocol):
     side: str
 
     def refusal(
-        self, told: Reply, asked: Asked, turned: Turned | None, routed: Routed | None, attempts: int
+        self,
+        told: Reply,
+        asked: Asked,
+        turned: Turned | None,
+        routed: Routed | None,
+        attempts: int,
+        held_ms: int | None,
     ) -> Answer:
         """A whole error reply of our own."""
 

@@ -23,6 +23,7 @@ from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request import HintNote, Locality, RequestClass
 from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import (
+    STREAMED,
     World,
     a_line,
     a_report,
@@ -182,6 +183,35 @@ def test_who_left_a_queue_that_is_full_by_now_is_turned_away() -> None:
     assert (turned.status, turned.code) == (429, "queue_full")
 
 
+def test_who_waits_keeps_its_place_although_others_have_filled_the_queue() -> None:
+    world = one_place()
+    choosing = world.ask()
+    queued = again(world, choosing)
+    assert isinstance(queued, Queued)
+    for ticket in range(limits.HELD_REQUESTS):
+        world.hold.handle(Joined(waiting=replace(queued.waiting, ticket=ticket)), world.clock.now)
+    assert isinstance(again(world, choosing), Queued)
+    assert isinstance(again(world, world.ask("r2")), Turned)
+
+
+def test_waits_before_and_after_a_failure_are_one_wait_with_one_end() -> None:
+    world = one_place()
+    choosing = world.ask()
+    queued = again(world, choosing)
+    assert isinstance(queued, Queued)
+    world.clock.now += 4_000
+    assert choosing.held_ms(world.clock.now) == 4_000
+    world.work.finish(1)
+    routed = world.route(choosing)
+    choosing.fail(routed.seq)
+    world.clock.now += 1_000
+    world.work.start("llama", 1.0, world.clock.now)
+    after = choosing.decide(attempt=2, tried=frozenset(), refused=frozenset({routed.at}), now=world.clock.now)
+    assert isinstance(after, Queued)
+    assert (after.until_ms, after.waiting.since_ms) == (queued.until_ms, queued.waiting.since_ms)
+    assert choosing.held_ms(world.clock.now + 500) == 4_500
+
+
 @pytest.mark.parametrize(("status", "code"), [(429, "queue_full"), (499, "client_gone")])
 def test_who_waited_in_vain_is_kept_with_the_time_it_waited(status: int, code: str) -> None:
     world = one_place()
@@ -329,6 +359,24 @@ def test_a_session_is_kept_where_it_was_served_and_the_client_is_told() -> None:
     assert serve(world, world.ask(headers=named)).session == "miss"
     assert serve(world, world.ask(headers=named)).session == "hit"
     assert len(world.sessions) == 1
+
+
+def test_what_a_session_was_answered_is_counted_as_cached_where_it_was_served() -> None:
+    world = two_nodes()
+    named = (("x-session-id", "s1"),)
+    serve(world, world.ask(headers=named))
+    served = world.ask(headers=named)
+    routed = world.route(served)
+    assert served.request is not None
+    assert served.request.pin is not None
+    assert served.request.pin.tokens == routed.prompt_tokens + STREAMED
+
+
+def test_a_policy_without_affinity_says_that_sessions_are_off() -> None:
+    world = World(policy=PlacementPolicy(affinity_bonus=0.0))
+    world.own(an_endpoint())
+    named = (("x-session-id", "s1"),)
+    assert [serve(world, world.ask(headers=named)).session for _ in range(2)] == ["off", "off"]
 
 
 def test_a_session_that_had_to_move_is_said_to_have_moved() -> None:

@@ -193,7 +193,8 @@ class Chooser:
                 load_ms=0.0,
                 ect_ms=200.0,
                 service_ms=100.0,
-                held_ms=None if self._held_since is None else now - self._held_since,
+                held_ms=self.held_ms(now),
+                hints="class=honoured",
             )
         return self._full(now) if full else Turned(decision_id="none", status=502, code="tried")
 
@@ -214,6 +215,9 @@ class Chooser:
             deadline_ms=now + 600_000,
         )
         return Queued(waiting=waiting, until_ms=self._held_since + self._fleet.hold_ms, turned=turned)
+
+    def held_ms(self, now: int) -> int | None:
+        return None if self._held_since is None else now - self._held_since
 
     def first_token(self, seq: int) -> None:
         self._fleet.fail_at("first_token")
