@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.node.learning import Learning, open_store
+from agent.node.statement import EndpointWork
 from agent.relay.ports import Routed
 from agent.store.profiles import ProfileStore
 from router_core.exchange.events import Outcome, Result
@@ -84,6 +85,19 @@ def test_what_did_not_end_well_teaches_no_speed(
     learned = profile(world)
     assert (learned.prompt.n, learned.gen.n, learned.loads_s) == (0, 0, ())
     assert (learned.successes, learned.faults) == (success, fault)
+
+
+def test_who_else_is_in_the_batch_counts_whoever_sent_it_up_to_the_slots(world: World) -> None:
+    def crowd(*foreign: int) -> list[float]:
+        found = []
+        for others in foreign:
+            world.own(an_endpoint(), work={"llama": EndpointWork(foreign=others)})
+            lesson = world.learning.lesson_of(a_report(routed_to(world)))
+            assert lesson is not None
+            found.append(lesson.concurrency)
+        return found
+
+    assert crowd(0, 2, 9) == [1.0, 3.0, 4.0]
 
 
 def test_an_error_inside_a_stream_is_neither_speed_nor_success(world: World) -> None:

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from agent.engines.catalogue import CATALOGUE
 from agent.settings.manifest import (
-    CONNECT_MS,
-    IDLE_MS,
     LATER,
     MANIFEST_BYTES,
     Caps,
@@ -46,10 +44,37 @@ def test_the_smallest_manifest_takes_its_name_from_the_file_and_the_defaults() -
         name="box",
         url=EngineUrl(scheme="http", host="127.0.0.1", port=8080),
         engine=EngineKind.LLAMACPP,
-        connect_ms=CONNECT_MS,
+        connect_ms=2_000,
         first_byte_ms=0,
-        idle_ms=IDLE_MS,
+        idle_ms=300_000,
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "least", "most"),
+    [
+        ("slots", 1, 65_535),
+        ("max_queue", 0, 65_535),
+        ("connect_ms", 1, 60_000),
+        ("first_byte_ms", 0, 86_400_000),
+        ("idle_ms", 1_000, 86_400_000),
+    ],
+)
+def test_every_number_has_its_bounds(key: str, least: int, most: int) -> None:
+    assert [getattr(parsed(f"{SMALLEST}{key} = {each}"), key) for each in (least, most)] == [least, most]
+    assert [keys(f"{SMALLEST}{key} = {each}") for each in (least - 1, most + 1)] == [[key], [key]]
+
+
+def test_a_name_is_of_32_characters_at_most_and_a_port_is_never_zero() -> None:
+    assert parsed(f'{SMALLEST}name = "{"n" * 32}"').name == "n" * 32
+    assert keys(f'{SMALLEST}name = "{"n" * 33}"') == ["name"]
+    assert keys('url = "http://127.0.0.1:0"\nengine = "llamacpp"\n') == ["url"]
+
+
+@pytest.mark.parametrize("label", ["a/../b", "a//b"])
+def test_a_model_name_that_no_request_could_say_is_refused(label: str) -> None:
+    assert keys(f'{SMALLEST}[[models]]\nname = "{label}"\n') == ["models[0].name"]
+    assert keys(f'{SMALLEST}[[models]]\nname = "a"\naliases = ["{label}"]\n') == ["models[0].aliases"]
 
 
 def test_every_key_is_read() -> None:

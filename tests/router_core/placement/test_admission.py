@@ -67,6 +67,11 @@ def test_a_critical_gpu_shuts_only_the_endpoints_that_use_it():
     assert (found.gate, found.score) == (Gate.SHUT, 0.95)
 
 
+def test_a_gpu_that_is_merely_busy_counts_by_its_score_alone():
+    found = squeezed(gpus=(GpuLoad(level=L.HIGH, score_c=80, state=GpuState.OK),))
+    assert (found.gate, found.loads, found.score) == (Gate.OPEN, True, 0.8)
+
+
 @pytest.mark.parametrize("state", [GpuState.UNSUPPORTED, GpuState.ASLEEP])
 def test_vram_that_cannot_be_told_or_sleeps_allows_loads(state):
     found = squeezed(resources=level(R.VRAM, None), gpus=(GpuLoad(state=state),))

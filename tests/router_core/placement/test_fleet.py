@@ -182,6 +182,38 @@ def test_a_load_that_evicts_costs_more_than_one_that_finds_room():
     assert switch(1_000, 10) > switch(1_000, 36_000) > 0.0
 
 
+def test_the_longest_idle_is_evicted_first_and_no_more_than_must_be():
+    models = (
+        ModelFacts(name="tiny", engine=0, size_mib=4096),
+        *(ModelFacts(name=f"other{number}", engine=0, size_mib=9_000) for number in (1, 2)),
+    )
+
+    def switch(*idle: int) -> float:
+        residents = tuple(
+            ResidentModel(model=number, engine=0, state=ModelState.RESIDENT, mem_mib=9_000, idle_s=idle_s)
+            for number, idle_s in enumerate(idle, start=1)
+        )
+        gpus = (GpuLoad(vram_free_mib=1_000, level=Level.NONE, score_c=0, state=GpuState.OK),)
+        volatile = a_volatile(residents=residents, gpus=gpus)
+        fleet = folded(a_view(a_change("a", static=a_static(models=models), volatile=volatile)))
+        return next(row.switch for row in fleet.rows if row.model == "tiny")
+
+    assert switch(10, 36_000) == switch(36_000, 10) == switch(36_000)
+    assert switch(36_000) < switch(10)
+
+
+def test_the_context_is_the_one_in_memory_else_the_one_served_else_the_most():
+    model = ModelFacts(name="tiny", engine=0, ctx_served=16_384, ctx_max=131_072)
+    static = a_static(models=(model,))
+    warm = the_row(static=static)
+    assert (warm.ctx, warm.ctx_most, warm.resident_ctx) == (8192, 131_072, 8192)
+    asleep = a_volatile(residents=())
+    assert the_row(static=static, volatile=asleep).ctx == 16_384
+    assert the_row(static=a_static(models=(replace(model, ctx_served=None),)), volatile=asleep).ctx == 131_072
+    bare = replace(model, ctx_served=None, ctx_max=None)
+    assert the_row(static=a_static(models=(bare,)), volatile=asleep).ctx is None
+
+
 def test_capabilities_known_at_both_levels_must_agree():
     static = a_static()
     engine = replace(static.engines[0], cap_known=0b0111, cap_has=0b0011)
@@ -202,6 +234,8 @@ def test_work_is_smoothed_once_per_record_and_carried_on():
     assert (second.rows[0].work_s, second.rows[0].work_mean_s) == (0.0, 9.0)
     again = folded(a_view(change(2, 0)), previous=second)
     assert again.rows[0].work_mean_s == 9.0
+    reborn = folded(a_view(replace(change(2, 0), epoch=2)), previous=again)
+    assert reborn.rows[0].work_mean_s == pytest.approx(8.1), "a new life counts its records anew"
 
 
 def test_only_nodes_about_which_something_changed_are_folded_again():

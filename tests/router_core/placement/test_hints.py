@@ -105,6 +105,7 @@ def test_a_malformed_locality_refuses_the_request(value):
     [
         ("prefer", "desk"), ("prefer", ",".join(["@a"] * 9)), ("prefer", "@a,,@b"), ("class", "urgent"),
         ("match", "loose"), ("slo-ttft-ms", "0"), ("slo-ttft-ms", "3600001"), ("slo-tpot-ms", "fast"),
+        ("slo-tpot-ms", "0"), ("slo-tpot-ms", "60001"), ("deadline-ms", "0"), ("deadline-ms", "3600001"),
         ("deadline-ms", "1.5"), ("expect-tokens", "-1"), ("expect-tokens", "1000001"),
     ],
 )  # fmt: skip
@@ -114,6 +115,26 @@ def test_a_malformed_advisory_hint_is_ignored_and_noted(header, value):
     assert hints.prefer == ()
     assert hints.match is Match.EXACT
     assert value not in repr(hints.notes)
+
+
+def test_every_range_includes_its_ends():
+    assert parsed(("x-pairmesh-slo-ttft-ms", "3600000"), ("x-pairmesh-slo-tpot-ms", "60000")).notes == ()
+    assert parsed(("x-pairmesh-deadline-ms", "3600000"), ("x-pairmesh-expect-tokens", "1000000")).notes == ()
+    assert parsed(("x-pairmesh-slo-ttft-ms", "1"), ("x-pairmesh-slo-tpot-ms", "1")).notes == ()
+    assert parsed(("x-pairmesh-deadline-ms", "1"), ("x-pairmesh-prefer", ",".join(["@a"] * 8))).notes == ()
+    assert len(parsed(("x-pairmesh-require", ",".join(["node=@a"] * 16))).requires_node) == 16
+
+
+def test_a_label_is_found_up_to_the_lengths_that_a_manifest_may_write():
+    key, value = "k" * 32, "v" * 32
+    assert parsed(("x-pairmesh-require", f"label={key}:{value}")).requires_label == ((key, value),)
+    for longer in (f"{key}k:{value}", f"{key}:{value}v"):
+        assert isinstance(parse_hints([("x-pairmesh-require", f"label={longer}")]), HintFault)
+
+
+def test_of_floors_told_twice_the_higher_holds_and_a_fraction_of_a_token_is_a_whole_one():
+    hints = parsed(("x-pairmesh-require", "ctx>=4096.2,ctx>=100,bits>=3,bits>=4.5,params>=7,params>=0.5"))
+    assert (hints.ctx_least, hints.params_least_m, hints.bits_least) == (4097, 7000, 4.5)
 
 
 def test_unknown_keys_are_ignored_and_counted_without_their_names():

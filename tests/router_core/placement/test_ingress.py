@@ -7,7 +7,7 @@ from router_core.placement.admission import Gate
 from router_core.placement.fleet import Live
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
 from router_core.placement.reasons import Cause
-from router_core.placement.request import Pin
+from router_core.placement.request import Pin, RequestClass
 from router_core.placement.sessions import Sessions, session_key
 from router_core.record.state import Dialect
 from tests.support.fleets import ME, NOW, a_fleet, a_ledger, a_row
@@ -97,6 +97,26 @@ def test_live_work_decides_over_what_was_published():
     assert admit(asked(wait_ms=60_000), fleet, NOW) is Cause.QUEUE_FULL
     ledger.local.finish(first)
     assert admit(asked(wait_ms=60_000), fleet, NOW) is None
+
+
+def test_a_lower_class_leaves_the_room_of_those_before_it():
+    ledger = a_ledger()
+    fleet = a_fleet(mine(), live=Live(ledger=ledger))
+    full = {RequestClass.INTERACTIVE: 12, RequestClass.BATCH: 11, RequestClass.BACKGROUND: 9}
+    for busy in range(12):
+        for kind, most in full.items():
+            cause = admit(asked(wait_ms=60_000, request_class=kind), fleet, NOW)
+            assert cause is (Cause.QUEUE_FULL if busy >= most else None), (kind, busy)
+        ledger.local.start("llamacpp", 0.1, NOW)
+
+
+def test_work_is_waited_for_by_as_many_as_are_served_at_a_time():
+    ledger = a_ledger()
+    fleet = a_fleet(mine(slots=4), live=Live(ledger=ledger))
+    ledger.local.start("llamacpp", 1.9, NOW)
+    assert admit(asked(), fleet, NOW) is None
+    ledger.local.start("llamacpp", 0.2, NOW)
+    assert admit(asked(), fleet, NOW) is Cause.WAIT_EXCEEDED
 
 
 def test_what_came_in_is_booked_at_the_speed_of_its_row():

@@ -116,6 +116,7 @@ def test_the_penalty_keeps_equals_with_the_model_itself():
     [
         ({}, 1),
         ({"bits": 3.9}, None),
+        ({"bits": 4.0}, 1),
         ({"bits": None}, 2),
         ({"bits": None, "family": None}, None),
         ({"base": None}, 2),

@@ -25,6 +25,7 @@ HEX = "ab" * 32
         ("Registry.Ollama.AI/library/llama3", "llama3", "llama3:latest"),
         ("HF.co/User/Repo:Q4", "hf.co/User/Repo:Q4", "hf.co/User/Repo:Q4"),
         ("localhost:5000/me/x", "localhost:5000/me/x", "localhost:5000/me/x:latest"),
+        ("LocalHost/me/x", "localhost/me/x", "localhost/me/x:latest"),
         ("Org/Name", "Org/Name", "Org/Name:latest"),
         (f"llama3@sha256:{HEX}", "llama3", "llama3:latest"),
     ],
@@ -120,6 +121,13 @@ def test_of_two_digests_the_one_on_most_rows_is_meant():
     assert decision.reason is Reason.NATIVE
 
 
+def test_of_two_digests_on_as_many_rows_the_smaller_is_meant_whoever_was_heard_first():
+    one, two = b"\1" * 32, b"\2" * 32
+    for first, second in ((one, two), (two, one)):
+        fleet = a_fleet(a_row("a", digest=first), a_row("b", digest=second))
+        assert chosen_node(decided(a_request(), fleet)) == ("a" if first == one else "b")
+
+
 def test_a_pinned_digest_beats_the_majority():
     one, two = b"\1" * 32, b"\2" * 32
     fleet = a_fleet(a_row("a", digest=one), a_row("b", digest=one), a_row("c", digest=two))
@@ -142,6 +150,14 @@ def test_an_alias_tries_its_targets_at_a_price():
     assert chosen_node(decision) == "b"
     prices = {candidate.model: candidate.adj for candidate in decision.record.candidates}
     assert prices == {"tiny": 0.0, "small": 0.05}
+
+
+def test_however_many_targets_an_alias_has_none_costs_more_than_the_most():
+    names = [f"tiny{number}" for number in range(8)]
+    policy = replace(POLICY, aliases=(("chat", tuple(names)),))
+    decision = decided(a_request(model="chat"), a_fleet(*(a_row(name, model=name) for name in names)), policy)
+    prices = {candidate.model: round(candidate.adj, 6) for candidate in decision.record.candidates}
+    assert [prices[name] for name in names] == [0.0, 0.05, 0.1, 0.15, 0.2, 0.2, 0.2, 0.2]
 
 
 def test_an_alias_to_absent_models_is_absent_not_everything():

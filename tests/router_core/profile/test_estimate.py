@@ -96,6 +96,15 @@ def test_own_load_times_beat_claims_and_priors():
     assert (able.load_s, able.load_known, able.s_load) == (3.0, True, 0.5)
 
 
+@pytest.mark.parametrize(("loads_s", "spread"), [((2.0,) * 10, 0.1), ((0.1, 90.0) * 5, 0.7)])
+def test_the_spread_of_load_times_is_never_certain_and_never_boundless(loads_s, spread):
+    assert abilities(Profile(loads_s=loads_s, at_ms=NOW), PRIOR, None, NOW, POLICY).s_load == spread
+
+
+def test_nobody_is_believed_to_slow_down_more_than_by_taking_turns():
+    assert abilities(None, PRIOR, claim(20, beta_m=9_000), NOW, POLICY).beta == 1.0
+
+
 def test_success_starts_at_19_of_20_and_follows_what_happens():
     faulty = Profile(faults=20.0, at_ms=NOW)
     assert abilities(faulty, PRIOR, None, NOW, POLICY).success == pytest.approx(19 / 40)

@@ -102,6 +102,14 @@ def test_two_odd_samples_in_a_row_move_nothing(count, odd):
     assert (again.n, again.mean) == (series.n, series.mean)
 
 
+def test_odd_samples_on_both_sides_are_no_change():
+    series = after(*[100.0] * 20)
+    again = series
+    for sample in (1000.0, 1000.0, 10.0, 1000.0, 1000.0, 10.0, 10.0):
+        again = fold_sample(again, sample, POLICY)
+    assert (again.n, again.mean) == (series.n, series.mean)
+
+
 def test_a_lasting_change_does_not_make_old_experience_count_as_none():
     changed = after(*[100.0] * 30, 25.0, 25.0, 25.0)
     assert (changed.n, changed.value) == (31, pytest.approx(100.0 * 0.25 ** (1 / 3)))
