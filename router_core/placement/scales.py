@@ -2,8 +2,9 @@
 to be.
 
 Rules: a prior is scaled by the median of measured / expected over the rows of its model in the same quantisation on the
-same kind of GPU, else over those of its model, else over all rows, else not at all. Scales move in steps of 5 %, so that a
-small change rebuilds no rows. Refuses to know single nodes.
+same kind of GPU, else over those of its model, else over all rows, else not at all. How long a load takes is a matter of
+the disk: there the other loads at the same endpoint come first, and of these the slowest quarter is expected. Scales move
+in steps of 5 %, so that a small change rebuilds no rows.
 """
 
 import math
@@ -11,12 +12,15 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from router_core.placement.request import Endpoint
 from router_core.placement.rows import Draft
 from router_core.policy.profile import ProfilePolicy
+from router_core.profile.estimate import quantile
 from router_core.profile.priors import Prior, calibration
 from router_core.profile.profiles import Profiles
 
 _STEP = math.log(1.05)
+_SLOW = 0.75
 _KINDS = ("prompt", "gen", "load")
 
 Like = tuple[str | None, ...]
@@ -24,26 +28,30 @@ Like = tuple[str | None, ...]
 
 
 class Scales(Struct, frozen=True, kw_only=True):
-    """Factors on priors, by kind, then by what rows have in common."""
+    """Factors on priors, by kind, then by what rows have in common; on load times also by endpoint."""
 
     of: Mapping[str, Mapping[Like, float]]
+    loads: Mapping[Endpoint, float]
 
     def scaled(self, draft: Draft) -> Prior:
         """The prior of ``draft``, corrected by the rows most like it."""
         likes = _likes(draft)
         prompt, gen, load = (_nearest(likes, self.of[kind]) for kind in _KINDS)
-        prior = draft.prior
+        load, prior = self.loads.get(draft.key, load), draft.prior
         return Prior(prompt=prior.prompt * prompt, gen=prior.gen * gen, load_s=prior.load_s * load)
 
 
 def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
     """The scales that ``profiles`` suggest for these rows."""
     ratios: dict[str, dict[Like, list[float]]] = {kind: {} for kind in _KINDS}
+    loads: dict[Endpoint, list[float]] = {}
     for draft in drafts:
         profile = profiles.find(draft.profile_key)
         if profile is None:
             continue
         prior = draft.prior
+        for seconds in profile.loads_s:
+            loads.setdefault(draft.key, []).append(seconds / prior.load_s)
         load_s = profile.loads_s[-1] if profile.loads_s else None
         measured = (
             (profile.prompt.value, prior.prompt),
@@ -59,7 +67,8 @@ def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
         of={
             kind: {like: _stepped(found, profiles.policy) for like, found in likes.items()}
             for kind, likes in ratios.items()
-        }
+        },
+        loads={endpoint: _step(quantile(tuple(found), _SLOW)) for endpoint, found in loads.items()},
     )
 
 
@@ -77,4 +86,8 @@ def _nearest(likes: tuple[Like, ...], scales: Mapping[Like, float]) -> float:
 
 def _stepped(ratios: list[float], policy: ProfilePolicy) -> float:
     exact = calibration(ratios, policy)
-    return math.exp(round(math.log(exact) / _STEP) * _STEP) if exact is not None else 1.0
+    return _step(exact) if exact is not None else 1.0
+
+
+def _step(exact: float) -> float:
+    return math.exp(round(math.log(exact) / _STEP) * _STEP)

@@ -376,6 +376,25 @@ def test_an_untried_row_is_judged_by_the_same_quantisation_on_the_same_gpu_befor
     assert speeds["e"] == pytest.approx(0.2 * prior, rel=0.03)
 
 
+def test_a_model_that_was_never_loaded_is_expected_to_load_as_the_others_did_at_its_endpoint():
+    models = tuple(ModelFacts(name=name, engine=0, size_mib=4096) for name in ("tiny", "other"))
+    asleep = a_volatile(residents=())
+    view = a_view(
+        *(a_change(name, static=a_static(models=models), volatile=asleep) for name in ("a", "b", "c"))
+    )
+    untried = folded(view)
+    prior_s = untried.rows[0].load_s
+    profiles = Profiles(ProfilePolicy())
+    seconds = {"a": (prior_s, 9 * prior_s, 10 * prior_s, 11 * prior_s), "b": (0.5 * prior_s,)}
+    for row in untried.rows:
+        for load_s in seconds.get(str(row.node_name), ()) if row.model == "tiny" else ():
+            profiles.learn(Outcome(key=row.profile_key, at_ms=NOW, result=Result.OK, load_ms=1000.0 * load_s))
+    loads = {(str(row.node_name), row.model): row.load_s for row in folded(view, profiles).rows}
+    assert loads["a", "other"] == pytest.approx(10 * prior_s, rel=0.03)
+    assert loads["b", "other"] == pytest.approx(0.5 * prior_s, rel=0.03)
+    assert 0.5 * prior_s < loads["c", "other"] < 10 * prior_s, "of a node that never loaded: as elsewhere"
+
+
 @pytest.mark.threat("T12")
 def test_a_liar_is_ranked_by_observation_after_twenty_requests():
     claim = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=150_000, gen_dtps=5_000)
