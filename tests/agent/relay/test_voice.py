@@ -1,0 +1,124 @@
+"""What a client is told besides an answer, header by header: each only when it says something."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.relay.dialects.facts import Facts
+from agent.relay.dialects.relayed import tongue_of
+from agent.relay.front import Answer
+from agent.relay.ports import Asked, Routed, Turned
+from agent.relay.voice import ApiVoice
+from router_core.exchange.events import Reply
+from router_core.record.state import Dialect
+
+VOICE = ApiVoice(tongue_of(b"/v1/chat/completions"), [(b"vary", b"Origin")])
+ASKED = Asked(
+    request_id="r1",
+    dialect=Dialect.CHAT,
+    facts=Facts(model="m"),
+    headers=(),
+    caller="local",
+    body_bytes=1,
+    accepted_ms=0,
+)
+ROUTED = Routed(
+    decision_id="d1",
+    at="node/e",
+    node=None,
+    label="@here/e",
+    endpoint="e",
+    served="m",
+    reason="native",
+    seq=1,
+    inst=1,
+    route_seq=1,
+    prompt_tokens=1,
+    output_tokens=1,
+    request_class="interactive",
+    wait_ms=1,
+    left_ms=1,
+    resident=True,
+    ttft_ms=1.0,
+    load_ms=0.0,
+    ect_ms=1.0,
+    service_ms=1.0,
+)
+TURNED = Turned(decision_id="d2", status=429, code="queue_full", retry_after_s=7, counts=(("queue_full", 3),))
+PLAIN = {
+    "x-request-id": "r1",
+    "x-pairmesh-node": "@here/e",
+    "x-pairmesh-model": "m",
+    "x-pairmesh-decision-id": "d1",
+    "x-pairmesh-reason": "native",
+    "vary": "Origin",
+}
+
+
+def said(routed: Routed, attempts: int = 1, status: int = 200, asked: Asked = ASKED) -> dict[str, str]:
+    lines = VOICE.lines(asked, routed, attempts, status).decode().removesuffix("\r\n").split("\r\n")
+    return dict(line.split(": ") for line in lines)
+
+
+def refused(code: str, status: int, **over: Any) -> tuple[Answer, dict[str, str]]:
+    told = Reply(status=status, code=code, retry_after_s=over.pop("retry_after_s", None))
+    how: dict[str, Any] = {"turned": None, "routed": None, "attempts": 0, "held_ms": None}
+    answer = VOICE.refusal(told, ASKED, **how | over)
+    return answer, {name.decode(): value.decode() for name, value in answer.headers}
+
+
+def test_a_request_that_went_well_is_told_where_what_and_why_and_nothing_else() -> None:
+    assert said(ROUTED) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("over", "header"),
+    [
+        ({"match": "quant"}, ("x-pairmesh-match", "quant")),
+        ({"session": "moved"}, ("x-pairmesh-session", "moved")),
+        ({"hints": "prefer=outscored"}, ("x-pairmesh-hints", "prefer=outscored")),
+        ({"held_ms": 40}, ("server-timing", "queue;dur=40")),
+    ],
+)
+def test_each_further_word_has_its_header(over: dict[str, Any], header: tuple[str, str]) -> None:
+    assert said(replace(ROUTED, **over)) == PLAIN | dict([header])
+
+
+def test_an_error_after_a_failover_is_not_to_be_retried() -> None:
+    assert said(ROUTED, 2) == PLAIN | {"x-pairmesh-attempts": "2"}
+    assert said(ROUTED, 2, 502) == PLAIN | {"x-pairmesh-attempts": "2", "x-should-retry": "false"}
+    assert refused("tried", 502, routed=ROUTED, attempts=2)[1]["x-should-retry"] == "false"
+    assert "x-should-retry" not in refused("deadline", 504)[1]
+
+
+def test_a_mere_question_has_no_decision() -> None:
+    asked = replace(ASKED, is_work=False)
+    assert said(ROUTED, asked=asked).keys() == PLAIN.keys() - {"x-pairmesh-decision-id", "x-pairmesh-reason"}
+
+
+@pytest.mark.parametrize(("code", "status"), [("pressure", 429), ("draining", 503)])
+def test_who_may_come_back_is_told_when(code: str, status: int) -> None:
+    assert refused(code, status, retry_after_s=9)[1]["retry-after"] == "9"
+    assert int(refused(code, status)[1]["retry-after"]) >= 1
+    assert "retry-after" not in refused("capability", 400)[1]
+
+
+def test_counts_are_told_with_the_refusal_that_they_explain_and_with_no_other() -> None:
+    answer, headers = refused("queue_full", 429, turned=TURNED)
+    assert json.loads(answer.body)["error"]["message"].endswith("(queue_full 3)")
+    assert headers["x-pairmesh-decision-id"] == "d2"
+    answer, _ = refused("shutting_down", 503, turned=TURNED)
+    assert "queue_full" not in json.loads(answer.body)["error"]["message"]
+
+
+def test_a_refusal_tells_the_wait_and_the_hints_of_whoever_spoke_last() -> None:
+    routed = replace(ROUTED, hints="class=honoured")
+    _, headers = refused("upstream_timeout", 504, routed=routed, attempts=1, held_ms=40)
+    assert (headers["x-pairmesh-hints"], headers["server-timing"]) == ("class=honoured", "queue;dur=40")
+    _, headers = refused(
+        "tried", 502, routed=routed, turned=replace(TURNED, hints="class=clamped"), attempts=2
+    )
+    assert headers["x-pairmesh-hints"] == "class=clamped"
+    assert "server-timing" not in headers
