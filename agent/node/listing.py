@@ -6,6 +6,7 @@ from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus, OwnedModel
 from agent.relay.ports import Held, Offered
 from router_core.placement.fleet import Fleet
+from router_core.placement.offers import offer_of
 from router_core.placement.rows import Draft, Row
 from router_core.record.state import Dialect, ModelState
 
@@ -31,11 +32,10 @@ class FleetListing:
 
     def offered(self) -> Iterable[Offered]:
         """Every name of every model on offer, aliases included, repetitions allowed."""
-        for draft, row in self._reachable():
-            if row.resident or row.loadable:
-                owned = self._owned(row)
-                for name in row.names:
-                    yield _offered(name, draft, row, owned)
+        for draft, row in self._on_offer():
+            owned = self._owned(row)
+            for name in row.names:
+                yield _offered(name, draft, row, owned)
 
     def held(self) -> Iterable[Held]:
         """What is in memory, once per node, engine and model."""
@@ -60,15 +60,29 @@ class FleetListing:
             if row.engine == "ollama" and draft.engine.version
         }
 
-    def aliases(self) -> Iterable[str]:
-        """The operator's aliases."""
-        return (alias for alias, _ in self._fleet.policy.aliases)
+    def aliases(self) -> Iterable[tuple[str, Dialect]]:
+        """The operator's aliases that lead to a model on offer, with what it speaks."""
+        fleet = self._fleet
+        if not fleet.policy.aliases:
+            return
+        on_offer = {(row.key, row.model) for _, row in self._on_offer()}
+        for alias, _ in fleet.policy.aliases:
+            offer = offer_of(alias, fleet, fleet.policy)
+            dialects = Dialect(0)
+            for sense in offer.senses if offer is not None else ():
+                for row in sense.rows:
+                    dialects |= Dialect(row.dialects if (row.key, row.model) in on_offer else 0)
+            if dialects:
+                yield alias, dialects
 
     def _reachable(self) -> Iterator[tuple[Draft, Row]]:
         for part in self._fleet.parts.values():
             for draft, row in zip(part.drafts, part.rows, strict=True):
                 if not (row.untrusted or row.cloud or row.draining or row.down is not None):
                     yield draft, row
+
+    def _on_offer(self) -> Iterator[tuple[Draft, Row]]:
+        return (each for each in self._reachable() if each[1].resident or each[1].loadable)
 
     def _owned(self, row: Row) -> OwnedModel | None:
         if not row.is_self:

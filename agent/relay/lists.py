@@ -55,7 +55,7 @@ class Lists:
             return
         offered = list(listing.offered())
         names = {each.name for each in offered if each.dialects & OPENAI}
-        names.update(listing.aliases())
+        names.update(alias for alias, dialects in listing.aliases() if dialects & OPENAI)
         self._entries = {name: _entry(name) for name in sorted(names)}
         self._all = b'{"object":"list","data":[' + b",".join(self._entries.values()) + b"]}"
         self._tags = tags_of(each for each in offered if each.dialects & NATIVE)

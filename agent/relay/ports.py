@@ -323,8 +323,8 @@ class Listing(Protocol):
     def versions(self) -> Iterable[str]:
         """The versions of the Ollama servers."""
 
-    def aliases(self) -> Iterable[str]:
-        """The operator's aliases."""
+    def aliases(self) -> Iterable[tuple[str, Dialect]]:
+        """The operator's aliases of models that are on offer, with what these speak."""
 
 
 class Phase(Enum):

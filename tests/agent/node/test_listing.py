@@ -10,6 +10,7 @@ from agent.node.listing import FleetListing
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.ports import Held, Offered, Routed
 from agent.settings.manifest import EngineKind
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Liveness
 from router_core.record.state import Dialect, Flag
 from tests.agent.node.rig import World, a_resident, an_endpoint, an_owned
@@ -78,6 +79,32 @@ def test_a_list_names_exactly_what_a_request_would_be_routed_to() -> None:
             assert isinstance(told, Routed) is listed, (model, dialect)
             if isinstance(told, Routed):
                 choosing.finish(told.seq)
+
+
+def test_an_alias_is_listed_while_one_of_its_models_is_on_offer() -> None:
+    aliases = (
+        ("chat", ("absent", "tiny")),
+        ("idle", ("cold",)),
+        ("away", ("mid:1b",)),
+        ("none", ("absent",)),
+    )
+    world = World(policy=PlacementPolicy(aliases=aliases))
+    world.own(
+        an_endpoint("llama", owned=(an_owned("tiny"), an_owned("cold")), resident=(a_resident("tiny"),))
+    )
+    world.peer("b", an_ollama(an_owned("mid:1b")))
+    told = dict(listing(world).aliases())
+    assert {alias: bool(dialects & NATIVE) for alias, dialects in told.items()} == {
+        "chat": False,
+        "away": True,
+    }
+    for alias, _ in aliases:
+        choice = world.ask(model=alias).decide(
+            attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now
+        )
+        assert isinstance(choice, Routed) is (alias in told)
+    world.peer("b", an_ollama(an_owned("mid:1b")), state=Liveness.GONE)
+    assert set(dict(listing(world).aliases())) == {"chat"}
 
 
 def test_own_facts_that_are_not_told_to_the_mesh_are_listed_for_own_models_alone() -> None:

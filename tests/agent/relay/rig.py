@@ -262,6 +262,7 @@ class Listed:
     names: list[tuple[str, Dialect]] = field(default_factory=lambda: [("m", Dialect.CHAT)])
     running: list[Held] = field(default_factory=list)
     ollama: list[str] = field(default_factory=list)
+    aka: list[tuple[str, Dialect]] = field(default_factory=list)
 
     def offered(self) -> Iterable[Offered]:
         return [Offered(name=name, dialects=dialects) for name, dialects in self.names]
@@ -272,8 +273,8 @@ class Listed:
     def versions(self) -> Iterable[str]:
         return self.ollama
 
-    def aliases(self) -> Iterable[str]:
-        return ()
+    def aliases(self) -> Iterable[tuple[str, Dialect]]:
+        return self.aka
 
 
 @dataclass(slots=True)

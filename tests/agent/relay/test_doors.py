@@ -205,8 +205,9 @@ async def test_the_list_holds_equal_names_once_sorted_and_no_node() -> None:
             ("b", Dialect.CHAT),
             ("o", Dialect.OLLAMA_CHAT),
         ]
+        relay.listed.aka = [("any", Dialect.CHAT | Dialect.OLLAMA_CHAT), ("native", Dialect.OLLAMA_CHAT)]
         heard = await ask(relay.port, get(relay.port, b"/v1/models"))
-        assert [entry["id"] for entry in json.loads(heard.body)["data"]] == ["Org/A", "b"]
+        assert [entry["id"] for entry in json.loads(heard.body)["data"]] == ["Org/A", "any", "b"]
         one = await ask(relay.port, get(relay.port, b"/v1/models/Org%2FA"))
         assert json.loads(one.body) == {
             "id": "Org/A",
