@@ -4,6 +4,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from router_core.placement.residency.events import (
@@ -24,6 +25,7 @@ from router_core.placement.residency.events import (
     Unload,
 )
 from router_core.placement.residency.machine import Residency
+from router_core.placement.residency.worth import worth
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
 
@@ -156,6 +158,7 @@ def test_what_makes_room_is_drained_then_unloaded_then_gone_before_anything_is_l
     host = a_full_host()
     assert host.until(Drain) == Drain(key=A)
     assert host.machine.leaving == {A}
+    assert host.machine.reserved_bytes == 4 * GIB, "nobody else is to count on what becomes free"
     assert host.states()[A] is State.DRAINING
     host.set(A, busy=1)
     assert host.run(30_000) == [], "a request of ours is still in it"
@@ -181,6 +184,61 @@ def test_memory_that_does_not_show_up_as_free_is_waited_for_and_then_not_loaded_
     assert unloaded == Notify(code=Told.UNLOADED, key=A)
     assert given_up == Notify(code=Told.GIVEN_UP, key=B, trigger=Trigger.PRELOAD)
     assert host.states()[B] is State.FAILED
+
+
+def test_memory_that_shows_up_late_is_loaded_into_once_most_of_it_is_free():
+    host = a_full_host()
+    host.until(Unload)
+    host.ordered(A)
+    host.set(A, held=Held.ABSENT)
+    host.free = 2 * GIB + 3 * GIB + GIB // 8
+    assert host.run(3_000) == [], "it would fit, but less than 80 % of what left is free yet"
+    host.free += GIB // 8
+    unloaded, load = host.run(1_000)
+    assert (unloaded, load) == (Notify(code=Told.UNLOADED, key=A), Load(key=B, within_ms=40_000))
+
+
+def test_a_load_that_something_else_began_meanwhile_is_not_joined_by_another():
+    host = a_full_host()
+    host.models[C] = a_model(C, rate=0.0)
+    host.until(Unload)
+    host.ordered(A)
+    host.set(A, held=Held.ABSENT)
+    host.set(C, held=Held.LOADING)
+    host.free = 100 * GIB
+    told = host.run(2_000)
+    assert [action.code for action in told if isinstance(action, Notify)] == [Told.UNLOADED, Told.GIVEN_UP]
+    assert not any(isinstance(action, Load) for action in told)
+
+
+def test_keeping_a_model_is_worth_the_seconds_of_loading_it_saves_per_second_and_gib():
+    assert worth(a_model(A), 1.0) == 1.0 * 10.0 / 4
+    assert worth(a_model(A), 0.5) == worth(a_model(A, rate=0.5), 1.0) == 1.25
+    assert worth(a_model(A, load_s=20.0), 1.0) == worth(a_model(A, held_bytes=2 * GIB), 1.0) == 5.0
+
+
+@pytest.mark.parametrize("less", [{"load_s": 2.0}, {"held_bytes": 6 * GIB}, {"rate": 0.01}])
+def test_the_resident_that_is_worth_least_makes_room(less: dict[str, Any]):
+    for first, second in (({}, less), (less, {})):
+        host = a_full_host()
+        host.set(A, **first)
+        other = ("llama", "d")
+        host.models[other] = a_model(other, held=Held.RESIDENT, wait_s=0.0, **({"rate": 0.1} | second))
+        assert host.until(Drain) == Drain(key=A if first else other)
+
+
+def test_no_more_is_evicted_than_it_takes():
+    host = a_full_host()
+    small = ("llama", "small")
+    host.models[small] = a_model(small, held=Held.RESIDENT, held_bytes=GIB, rate=0.001, wait_s=0.0)
+    assert host.until(Drain) == Drain(key=A), (
+        "what is least worth would not do, and with the other is not needed"
+    )
+    assert host.machine.leaving == {A}
+
+
+def test_for_a_model_that_may_not_be_loaded_nothing_makes_room():
+    assert a_full_host(may_load=False).run(20 * MINUTE) == []
 
 
 def test_nothing_is_evicted_for_less_than_half_as_much_again():
@@ -291,6 +349,28 @@ def test_a_load_that_fails_again_and_again_is_tried_ever_less():
         assert host.states() == {B: State.FAILED}
     waits = [later - earlier for earlier, later in pairwise(tries)]
     assert all(wait >= (MINUTE << n) for n, wait in enumerate(waits))
+
+
+def test_a_model_that_never_loads_is_tried_once_an_hour_in_the_end():
+    host = Host(a_model(B))
+    for _ in range(9):
+        host.until(Load, 4 * 60 * MINUTE)
+        host.ordered(B, ok=False)
+    assert stands(host) == {B: (State.FAILED, 60 * MINUTE, None)}
+
+
+def test_a_load_that_came_makes_earlier_failures_forgotten():
+    host = Host(a_model(B))
+    for _ in range(3):
+        host.until(Load, 4 * 60 * MINUTE)
+        host.ordered(B, ok=False)
+    host.set(B, held=Held.RESIDENT, wait_s=0.0)
+    host.look()
+    assert host.states() == {B: State.RESIDENT}
+    host.set(B, held=Held.ABSENT, wait_s=None)
+    host.until(Load, 4 * 60 * MINUTE)
+    host.ordered(B, ok=False)
+    assert stands(host) == {B: (State.FAILED, POLICY.retry_ms, None)}
 
 
 def test_a_failure_that_the_engine_itself_tells_counts_as_one():

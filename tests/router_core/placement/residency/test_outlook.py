@@ -3,6 +3,8 @@
 from random import Random
 from typing import Any
 
+import pytest
+
 from router_core.ids import node_id_of
 from router_core.placement.admission import Gate
 from router_core.placement.decide import decide
@@ -15,7 +17,7 @@ from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, Result
 from router_core.profile.profiles import Profiles
 from router_core.record.state import Level
-from tests.support.fleets import GIB, ME, NOW, POLICY, a_fleet, a_ledger, a_request, a_row
+from tests.support.fleets import GIB, ME, NOW, POLICY, a_fleet, a_ledger, a_request, a_row, decided
 
 KEY = ("llamacpp", "tiny")
 ROOM = Headroom(free_bytes=8 * GIB, reserve_bytes=GIB, places={}, level=Level.NONE)
@@ -64,6 +66,19 @@ def test_own_work_and_what_was_sent_but_is_not_told_yet_wait_too() -> None:
     ledger = a_ledger()
     ledger.local.start("llamacpp", 8.0, NOW, "tiny")
     assert only(mine(), told=Seen(key=KEY, held=Held.RESIDENT), live=Live(ledger=ledger)).wait_s == 2.0
+    ledger = a_ledger()
+    warm = a_row("a", slots=2)
+    sent = decided(a_request(), a_fleet(warm, live=Live(ledger=ledger))).chosen
+    assert sent is not None
+    assert only(cold(), warm, live=Live(ledger=ledger)).wait_s == 0.0
+    ledger.reserve(sent, NOW)
+    wait_s = only(cold(), warm, live=Live(ledger=ledger)).wait_s
+    assert wait_s == pytest.approx((sent.prefill_s + sent.decode_s) / 2)
+
+
+def test_a_model_that_anybody_loads_is_told_to_be() -> None:
+    assert not only(cold(), a_row("a", resident=False)).is_loading
+    assert only(cold(), a_row("a", resident=False, loading=True)).is_loading
 
 
 def test_requests_in_a_model_are_those_we_know_of_or_those_its_engine_tells() -> None:
