@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from random import Random
 
+from router_core.errors import LocalMisuse
 from router_core.sim.arrivals import (
     Client,
     Length,
@@ -43,12 +44,18 @@ def built_in() -> Supply:
 
 
 def supply(folder: Path) -> Supply:
-    """What ``folder`` holds (``traces`` and ``profiles`` below it), else the built-in shapes."""
-    traces, profiles = folder / "traces", folder / "profiles"
-    if not traces.is_dir():
-        return built_in()
-    base = built_in()
-    lengths = dict(base.lengths)
+    """What ``folder`` holds (``traces`` and ``profiles`` below it), and the built-in shapes under their own names. Raises
+    LocalMisuse if a file is missing or is not what its name says."""
+    try:
+        return _read(folder / "traces", folder / "profiles")
+    except OSError as error:
+        raise LocalMisuse(f"{error.filename or folder}: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise LocalMisuse(f"{folder} holds a file that is not what its name says: {error!r}") from error
+
+
+def _read(traces: Path, profiles: Path) -> Supply:
+    lengths = dict(built_in().lengths)
     lengths |= {name: azure(traces / file) for name, file in AZURE.items()}
     lengths |= {name: mooncake(traces / file) for name, file in MOONCAKE.items()}
     return Supply(

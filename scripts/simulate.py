@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from router_core.sim.report import Figures, SeedReport, measure, run_seed
 from scripts import simulate_placement, simulate_tune
+from scripts.simulate_arguments import at_least
 
 SEEDS = 100
 LONG_SEEDS = 2_000
@@ -39,9 +40,9 @@ def main() -> int:
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, help="one history")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many histories ({SEEDS})")
-    parser.add_argument("--nodes", type=int, help="hosts in each (3..8, by seed)")
+    parser.add_argument("--seed", type=at_least(0), help="one history")
+    parser.add_argument("--seeds", type=at_least(1), default=SEEDS, help=f"how many histories ({SEEDS})")
+    parser.add_argument("--nodes", type=at_least(2), help="hosts in each (3..8, by seed)")
     parser.add_argument("--long", action="store_true", help=f"{LONG_SEEDS} histories")
     parser.add_argument("--json", action="store_true", help="one object a line")
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -20,10 +20,10 @@ from router_core.sim.placement_report import Gate, Tally, headline_gates, table
 from router_core.sim.scenario import Scenario, parse_scenario
 from router_core.sim.trial import FIGURES, POLICIES, Result, Supply, play
 from scripts.shared_data import built_in, supply
+from scripts.simulate_arguments import SHARED, add_playing, at_least
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = Path(__file__).parent / "scenarios"
-SHARED = "PAIRMESH_SHARED"
 SEEDS = 5
 HEADLINE_SEEDS = {
     ("herd", 0.7, "pair-1.0"): 20,
@@ -31,26 +31,23 @@ HEADLINE_SEEDS = {
     ("multi-model", 0.5, "pair-1.0"): 20,
     ("multi-model", 0.5, ""): 10,
 }
-SHOWN = ("ttft_p50", "ttft_p95", "ttft_p99", "total_p95", "slo_misses", "cold_loads", "utilisation")
 PICTURED = ("ttft_p95", "total_p95", "slo_misses", "cold_loads")
 
 Run = tuple[Scenario, str, float, int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
-    parser.add_argument("scenarios", nargs="*", help=f"files, or of: {', '.join(names)}")
+    parser.add_argument("scenarios", nargs="*", help=f"files, or of: {', '.join(shipped())}")
     parser.add_argument("--suite", choices=["headline"], help="herd, multi-model and frozen with their gates")
     parser.add_argument("--policies", help=f"comma-separated, of: {', '.join(POLICIES)}")
-    parser.add_argument("--seeds", type=int, help=f"runs of each case ({SEEDS}; the suite has its own)")
-    parser.add_argument("--requests", type=int, help="requests of each run, as the scenario says if not told")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
-        "--shared", type=Path, help=f"folder of traces and profiles (${SHARED}, else ../shared)"
+        "--seeds", type=at_least(1), help=f"runs of each case ({SEEDS}; the suite has its own)"
     )
-    parser.add_argument("--built-in", action="store_true", help="use built-in workloads only")
+    parser.add_argument(
+        "--requests", type=at_least(1), help="requests of each run, as the scenario says if not told"
+    )
     parser.add_argument("--svg", type=Path, help="folder for pictures")
-    parser.add_argument("--json", action="store_true", help="one object a line")
+    add_playing(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,17 +55,17 @@ def main(args: argparse.Namespace) -> int:
     try:
         folder = None if args.built_in else shared_folder(args.shared)
         runs = headline_runs(args) if args.suite else plain_runs(args)
+        pictured = None if args.svg is None else made_folder(args.svg)
         began = time.monotonic()
         tally = Tally(played(runs, folder, args.jobs))
     except LocalMisuse as wrong:
         print(wrong, file=sys.stderr)
         return 2
-    if args.svg is not None:
-        args.svg.mkdir(parents=True, exist_ok=True)
+    if pictured is not None:
         for name, text in pictures(
             tally, [(name, unit) for name, unit in FIGURES if name in PICTURED]
         ).items():
-            (args.svg / name).write_text(text)
+            (pictured / name).write_text(text)
     gates = headline_gates(tally) if args.suite else []
     if args.json:
         for line in json_lines(tally, gates):
@@ -76,8 +73,18 @@ def main(args: argparse.Namespace) -> int:
     else:
         print_tables(tally, runs)
         print_gates(gates)
-        print(f"{len(runs)} runs in {time.monotonic() - began:.0f} s")
+        source = "built-in workloads" if folder is None else f"traces in {folder}"
+        print(f"{len(runs)} runs in {time.monotonic() - began:.0f} s, {source}")
     return 1 if tally.leaks or any(gate.ok is False for gate in gates) else 0
+
+
+def made_folder(folder: Path) -> Path:
+    """``folder``, which is there afterwards. Raises LocalMisuse if it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalMisuse(f"{folder}: {error.strerror}") from error
+    return folder
 
 
 def shared_folder(told: Path | None) -> Path | None:
@@ -91,40 +98,71 @@ def shared_folder(told: Path | None) -> Path | None:
     return None
 
 
+def shipped() -> list[str]:
+    """The names of the scenarios that are here."""
+    return sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+
+
 def read_scenario(name: str) -> Scenario:
     """A scenario by the path of its file or its name here. Raises LocalMisuse with what is wrong."""
-    return parse_scenario(_table(name))
+    scenario = parse_scenario(_table(name, Path(), ()))
+    known_policies(scenario.policies)
+    return scenario
 
 
-def _table(name: str) -> dict[str, Any]:
-    """The table of a file, laid over that of its ``base``; tables in it are merged, lists replaced."""
-    path = Path(name) if name.endswith(".toml") else SCENARIOS / f"{name}.toml"
+def _table(name: str, beside: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """The table of a file, laid over that of its ``base``, which may lie ``beside`` it; tables in it are merged, lists
+    replaced. ``above`` are the files that build on it."""
+    path = beside / name if name.endswith(".toml") else SCENARIOS / f"{name}.toml"
+    if path in above:
+        raise LocalMisuse(f"scenario {name} builds on itself")
     try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise LocalMisuse(f"scenario {name}: no such file, here are {', '.join(shipped())}") from None
+    except (OSError, ValueError) as error:
         raise LocalMisuse(f"scenario {name}: {error}") from error
     base = table.pop("base", None)
     if base is None:
         return table
-    below = _table(str(base))
-    return below | {
-        key: below.get(key, {}) | value if isinstance(value, dict) else value for key, value in table.items()
-    }
+    below = _table(str(base), path.parent, (*above, path))
+    return below | {key: _laid_over(below.get(key), value) for key, value in table.items()}
+
+
+def _laid_over(below: object, value: object) -> object:
+    return below | value if isinstance(below, dict) and isinstance(value, dict) else value
+
+
+def known_policies(names: Sequence[str]) -> Sequence[str]:
+    """``names`` without repeats. Raises LocalMisuse if one is no policy."""
+    for name in names:
+        if name not in POLICIES:
+            raise LocalMisuse(f"policy {name!r} is unknown, there are {', '.join(POLICIES)}")
+    return tuple(dict.fromkeys(names))
 
 
 def plain_runs(args: argparse.Namespace) -> list[Run]:
     """Every policy of every scenario that was named, at each of its loads."""
-    runs = []
-    for name in args.scenarios or ("herd",):
-        scenario = sized(read_scenario(name), args.requests)
-        policies = args.policies.split(",") if args.policies else scenario.policies
-        runs += [
-            (scenario, policy, rho, seed)
-            for rho in scenario.load.rhos
-            for policy in policies
-            for seed in range(1, (args.seeds or SEEDS) + 1)
-        ]
-    return runs
+    told = known_policies([name.strip() for name in args.policies.split(",")]) if args.policies else None
+    return [
+        (scenario, policy, rho, seed)
+        for scenario in named(args.scenarios or ("herd",), args.requests).values()
+        for rho in dict.fromkeys(scenario.load.rhos)
+        for policy in told or known_policies(scenario.policies)
+        for seed in range(1, (args.seeds or SEEDS) + 1)
+    ]
+
+
+def named(names: Iterable[str], requests: int | None) -> Mapping[str, Scenario]:
+    """The scenarios, each once. Raises LocalMisuse if two of them go by one name: their figures would be mixed."""
+    found: dict[str, Scenario] = {}
+    for name in names:
+        scenario = sized(read_scenario(name), requests)
+        if found.setdefault(scenario.name, scenario) != scenario:
+            raise LocalMisuse(
+                f"scenario {name} is named {scenario.name} as another one is, name it otherwise"
+            )
+    return found
 
 
 def headline_runs(args: argparse.Namespace) -> list[Run]:
@@ -202,7 +240,7 @@ def print_tables(tally: Tally, runs: Sequence[Run]) -> None:
     notes = {scenario.name: scenario.note for scenario, _, _, _ in runs}
     for scenario, rho in dict.fromkeys((case.scenario, case.rho) for case in tally.cases):
         print(f"{scenario}, load {rho:g}: {notes[scenario]}")
-        print("\n".join(table(tally, scenario, rho, SHOWN)), end="\n\n")
+        print("\n".join(table(tally, scenario, rho, FIGURES)), end="\n\n")
 
 
 def print_gates(gates: Iterable[Gate]) -> None:

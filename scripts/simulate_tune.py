@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,8 @@ from router_core.sim import tuning
 from router_core.sim.scenario import Scenario
 from router_core.sim.trial import Result, play
 from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
-from scripts.simulate_placement import read_scenario, shared_folder, sized, supply_of
+from scripts.simulate_arguments import add_playing, at_least
+from scripts.simulate_placement import named, shared_folder, supply_of
 
 SCENARIOS = ("herd", "multi-model", "skew")
 SEEDS = 4
@@ -32,19 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenarios", nargs="*", default=SCENARIOS, help=f"of each case ({', '.join(SCENARIOS)})"
     )
     parser.add_argument("--knobs", help="comma-separated dotted names, all if not told")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"runs of each case ({SEEDS})")
-    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"requests of each run ({REQUESTS})")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--shared", type=Path, help="folder of traces and profiles")
-    parser.add_argument("--built-in", action="store_true", help="use built-in workloads only")
-    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--seeds", type=at_least(1), default=SEEDS, help=f"runs of each case ({SEEDS})")
+    parser.add_argument(
+        "--requests", type=at_least(1), default=REQUESTS, help=f"requests of each run ({REQUESTS})"
+    )
+    add_playing(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the table; 2 on a wrong request."""
     try:
         folder = None if args.built_in else shared_folder(args.shared)
-        scenarios = [sized(read_scenario(name), args.requests) for name in args.scenarios]
+        scenarios = list(named(args.scenarios, args.requests).values())
         tries = [SHIPPED, *wanted(args.knobs)]
         began = time.monotonic()
         trained = played(scenarios, tries, {}, Part.TRAINING, args, folder)
@@ -70,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 def wanted(names: str | None) -> list[Try]:
     """The tries of the knobs that were named. Raises LocalMisuse on an unknown one."""
     known = {knob.path: knob for knob in KNOBS}
-    paths = names.split(",") if names else list(known)
+    paths = [name.strip() for name in names.split(",")] if names else list(known)
     for path in paths:
         if path not in known:
             raise LocalMisuse(f"knob {path!r} is unknown, there are {', '.join(known)}")

@@ -7,8 +7,9 @@ may be left in flight anywhere. Refuses to choose: a ``Dispatch`` does.
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from router_core.mesh.bucket import Bucket
 from router_core.placement.fleet import Fleet
@@ -29,16 +30,16 @@ _LEAD_PERIODS = 3
 _BYTES_PER_TOKEN = (3.2, 4.4)
 
 
-class WireSpec(Struct, frozen=True, gc=False, kw_only=True):
+class WireSpec(Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """How pictures and requests travel: publish period, delay of a record, one way of a request, all in ms.
 
     A refusal brings its host's newest record along. With ``urgent`` hosts also tell events at once, with ``replies``
     answers bring a record along, too: as the daemon does; without them pictures are as old as the period makes them.
     """
 
-    period_ms: int = 2_000
-    record_ms: int = 50
-    link_ms: int = 1
+    period_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 2_000
+    record_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 50
+    link_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 1
     urgent: bool = False
     replies: bool = False
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from router_core.sim.trial import FIGURES, Result
+from router_core.sim.trial import Result
 
 _T95 = (
     12.71,
@@ -33,6 +33,7 @@ _T95 = (
     2.09,
 )
 _T95_MANY = 1.96
+_NAMES, _CELL = 16, 19
 
 
 class Mean(Struct, frozen=True, gc=False, kw_only=True):
@@ -163,21 +164,16 @@ def _gate(
     return Gate(name=name, value=value, unit=unit, baseline=baseline, ratio=ratio, gate=gate, goal=goal)
 
 
-def table(tally: Tally, scenario: str, rho: float, figures: Sequence[str]) -> list[str]:
-    """Lines of a table: policies of one scenario and load against some figures, means with half intervals."""
-    units = dict(FIGURES)
-    head = f"{'policy':16}" + "".join(f"{name + ' ' + _short(units[name]):>20}" for name in figures)
-    lines = [head]
-    for case in tally.cases:
-        if (case.scenario, case.rho) != (scenario, rho):
-            continue
-        cells = [_cell(tally.mean(scenario, rho, case.policy, name)) for name in figures]
-        lines.append(f"{case.policy:16}" + "".join(f"{cell:>20}" for cell in cells))
+def table(tally: Tally, scenario: str, rho: float, figures: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of a table: figures of (name, unit) against the policies of one scenario and load, means with half
+    intervals."""
+    policies = [case.policy for case in tally.cases if (case.scenario, case.rho) == (scenario, rho)]
+    lines = [f"{'':{_NAMES}}" + "".join(f"{policy:>{_CELL}}" for policy in policies)]
+    for name, unit in figures:
+        cells = [_cell(tally.mean(scenario, rho, policy, name)) for policy in policies]
+        label = f"{name} {unit}" if unit in ("s", "GiB") else name
+        lines.append(f"{label:{_NAMES}}" + "".join(f"{cell:>{_CELL}}" for cell in cells))
     return lines
-
-
-def _short(unit: str) -> str:
-    return unit if unit in ("s", "GiB") else ""
 
 
 def _cell(mean: Mean) -> str:

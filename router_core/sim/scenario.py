@@ -1,12 +1,14 @@
-"""A placement scenario as a file says it: hosts, models, load, wire, faults. Parsed strictly: an unknown key is refused.
+"""A placement scenario as a file says it: hosts, models, load, wire, faults. Parsed strictly: an unknown key is refused,
+and so is what could not be played.
 
 Refuses to read files; a file's table comes in parsed.
 """
 
-from typing import Any, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from router_core.errors import LocalMisuse
 from router_core.sim.arrivals import zipf
@@ -17,27 +19,34 @@ from router_core.sim.fleet_world import WireSpec
 REFERENCE_GIB = 4.58
 """Size of the 8B Q4_K_M model that the speeds of hosts are told for."""
 
+Name = Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9._:-]{0,47}\Z")]
+Above0 = Annotated[float, Meta(gt=0.0, le=1e6)]
+NotBelow0 = Annotated[float, Meta(ge=0.0, le=1e6)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Many = Annotated[int, Meta(ge=1, le=1_000_000)]
+Rho = Annotated[float, Meta(ge=0.0, le=10.0)]
+
 
 class ModelLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``size_gib`` in memory; speeds fall in proportion to ``active_gib``, the part that one token reads."""
 
-    name: str
-    size_gib: float = REFERENCE_GIB
-    active_gib: float | None = None
+    name: Name
+    size_gib: Above0 = REFERENCE_GIB
+    active_gib: Above0 | None = None
 
 
 class NodeLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A host: speeds in tokens/s on the reference model, ``gpu`` names a row of published measurements that replaces
     them where these are at hand."""
 
-    name: str
-    pp: float
-    tg: float
-    slots: int
+    name: Name
+    pp: Above0
+    tg: Above0
+    slots: Annotated[int, Meta(ge=1, le=1_024)]
     gpu: str | None = None
-    memory_gib: float = 24.0
-    load_gib_s: float = 1.19
-    max_queue: int | None = None
+    memory_gib: Above0 = 24.0
+    load_gib_s: Above0 = 1.19
+    max_queue: Count | None = None
 
 
 class LoadLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,13 +59,13 @@ class LoadLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     arrivals: Literal["poisson", "replay", "mixed", "at_once"] = "poisson"
     lengths: str = "azure_conv"
-    rhos: tuple[float, ...] = (0.7,)
-    requests: int = 3_000
-    routers: tuple[float, ...] = ()
-    prompt: int = 0
-    output: int = 0
-    before: int = 0
-    every_s: float = 0.0
+    rhos: Annotated[tuple[Rho, ...], Meta(min_length=1)] = (0.7,)
+    requests: Many = 3_000
+    routers: tuple[NotBelow0, ...] = ()
+    prompt: Count = 0
+    output: Count = 0
+    before: Count = 0
+    every_s: NotBelow0 = 0.0
 
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,22 +74,22 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     share of requests that is played but not measured, ``frozen`` names hosts whose engine accepts requests and stays
     silent from the first measured one on, ``liars`` those that claim to be ``boast`` times as fast as they are."""
 
-    name: str
+    name: Name
     note: str = ""
-    policies: tuple[str, ...] = ("balanced", "pair-1.0", "oracle")
-    beta: float = 0.1
+    policies: Annotated[tuple[str, ...], Meta(min_length=1)] = ("balanced", "pair-1.0", "oracle")
+    beta: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.1
     batching: str | None = None
-    cache_blocks: int = 0
+    cache_blocks: Count = 0
     shared_prompt: bool = True
-    warmup: float = 0.1
-    zipf_s: float = 1.0
+    warmup: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
+    zipf_s: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     wire: WireSpec = WireSpec()
     load: LoadLine = LoadLine()
-    model: tuple[ModelLine, ...] = (ModelLine(name="chat"),)
-    node: tuple[NodeLine, ...] = ()
+    model: Annotated[tuple[ModelLine, ...], Meta(min_length=1)] = (ModelLine(name="chat"),)
+    node: Annotated[tuple[NodeLine, ...], Meta(min_length=1)]
     frozen: tuple[str, ...] = ()
     liars: tuple[str, ...] = ()
-    boast: float = 10.0
+    boast: Above0 = 10.0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -142,13 +151,27 @@ def parse_scenario(table: dict[str, Any]) -> Scenario:
         scenario = msgspec.convert(table, Scenario)
     except msgspec.ValidationError as error:
         raise LocalMisuse(f"scenario: {error}") from error
-    if not scenario.node:
-        raise LocalMisuse(f"scenario {scenario.name} has no node")
-    known = {line.name for line in scenario.node}
-    for what, names in (("freezes", scenario.frozen), ("lets lie", scenario.liars)):
-        for name in names:
-            if name not in known:
-                raise LocalMisuse(f"scenario {scenario.name} {what} {name!r}, which is no node of it")
-    if scenario.boast <= 0.0:
-        raise LocalMisuse(f"scenario {scenario.name} has a boast of {scenario.boast}, must be above 0")
+    fault = _fault(scenario)
+    if fault is not None:
+        raise LocalMisuse(f"scenario {scenario.name} {fault}")
     return scenario
+
+
+def _fault(scenario: Scenario) -> str | None:
+    """What does not go together."""
+    load, names = scenario.load, [line.name for line in scenario.node]
+    for what, said in (("node", names), ("model", [model.name for model in scenario.model])):
+        name, times = Counter(said).most_common(1)[0]
+        if times > 1:
+            return f"has {times} of the {what} {name!r}"
+    for what, told in (("freezes", scenario.frozen), ("lets lie", scenario.liars)):
+        for name in told:
+            if name not in names:
+                return f"{what} {name!r}, which is no node of it"
+    if load.routers and (len(load.routers) != len(names) or not any(load.routers)):
+        return (
+            f"has load.routers {list(load.routers)}, takes a weight for each of {len(names)} nodes, not all 0"
+        )
+    if load.arrivals == "at_once":
+        return None if load.prompt and load.output else "lets requests come at once without prompt or output"
+    return None if all(load.rhos) else "has a load of 0, which never asks anything"

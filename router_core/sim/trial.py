@@ -129,6 +129,8 @@ def play(
         raise LocalMisuse(f"policy {policy!r} is unknown, there are {', '.join(POLICIES)}")
     specs = scenario.specs(supply.measured)
     requests = requests_of(scenario, specs, rho, seed, supply)
+    if not requests:
+        raise LocalMisuse(f"scenario {scenario.name} came to no request at all, let it have more")
     world = FleetWorld(specs, scenario.wire, seed, policy=placement)
     dispatch = POLICIES[policy](world, Random(seed ^ 0x5EED))
     skipped = _skipped(scenario, len(requests))
@@ -184,7 +186,7 @@ def _skipped(scenario: Scenario, count: int) -> int:
     """How many requests are warm-up."""
     if scenario.load.arrivals == "at_once":
         return scenario.load.before
-    return round(scenario.warmup * count)
+    return min(count - 1, round(scenario.warmup * count))
 
 
 def _result(

@@ -15,6 +15,7 @@ from router_core.sim.fleet_world import Ask
 from router_core.sim.placement_pictures import Bar, bars, pictures
 from router_core.sim.placement_report import Gate, Mean, Tally, headline_gates, mean_of, table
 from router_core.sim.scenario import parse_scenario
+from router_core.sim.trial import FIGURES as FIGURES_TOLD
 from router_core.sim.trial import Result, missed, play
 from scripts import shared_data, simulate_placement
 
@@ -85,9 +86,14 @@ def test_a_gate_at_its_limit_is_met():
     assert Gate(name="g", value=1.0, unit="s", baseline=2.0, ratio=0.51, gate=0.5).ok is False
 
 
-def test_a_table_has_a_line_for_each_policy():
-    lines = table(the_suite(), "herd", 0.7, ["ttft_p95", "slo_misses"])
-    assert [line.split()[0] for line in lines] == ["policy", "oracle", "pair-1.0", "least-count", "balanced"]
+def test_a_table_holds_every_figure_of_every_policy():
+    head, *lines = table(the_suite(away=0.25), "herd", 0.7, FIGURES_TOLD)
+    assert head.split() == ["oracle", "pair-1.0", "least-count", "balanced"]
+    told = {line.split()[0]: line.split()[-4:] for line in lines}
+    assert told.keys() == {name for name, _ in FIGURES_TOLD}
+    assert told["away"] == ["1", "1", "1", "0.25"]
+    for wanted in ("ttft_p50", "total_p99", "slo_misses", "cold_loads", "memory"):
+        assert wanted in told
 
 
 def test_pictures_are_well_formed_and_escape_names():
@@ -104,12 +110,33 @@ def test_pictures_are_well_formed_and_escape_names():
     [
         ({"spead": 1}, "spead"),
         ({"node": [NODE | {"slots": "two"}]}, "slots"),
-        ({"node": []}, "no node"),
+        ({"node": []}, r"\$\.node"),
+        ({"node": [NODE, NODE]}, "2 of the node 'a'"),
+        ({"node": [NODE | {"slots": 0}]}, r"\$\.node\[0\]\.slots"),
+        ({"node": [NODE | {"pp": 0}]}, r"\$\.node\[0\]\.pp"),
+        ({"node": [NODE | {"tg": float("nan")}]}, r"\$\.node\[0\]\.tg"),
+        ({"node": [NODE | {"memory_gib": float("inf")}]}, r"\$\.node\[0\]\.memory_gib"),
+        ({"node": [NODE | {"name": "a/../b"}]}, r"\$\.node\[0\]\.name"),
+        ({"model": []}, r"\$\.model"),
+        ({"model": [{"name": "m"}, {"name": "m"}]}, "2 of the model 'm'"),
+        ({"model": [{"name": "m", "size_gib": -1}]}, r"\$\.model\[0\]\.size_gib"),
+        ({"beta": -3}, r"\$\.beta"),
+        ({"warmup": 1}, r"\$\.warmup"),
+        ({"policies": []}, r"\$\.policies"),
         ({"frozen": ["b"]}, "'b'"),
+        ({"wire": {"period_ms": 0}}, r"\$\.wire\.period_ms"),
+        ({"wire": {"perod_ms": 5}}, "perod_ms"),
         ({"load": {"arrivals": "sometimes"}}, "sometimes"),
+        ({"load": {"arrivals": "at_once"}}, "at once without prompt"),
+        ({"load": {"rhos": []}}, r"\$\.load\.rhos"),
+        ({"load": {"rhos": [0.0]}}, "a load of 0"),
+        ({"load": {"rhos": [-1]}}, r"\$\.load\.rhos"),
+        ({"load": {"requests": 0}}, r"\$\.load\.requests"),
+        ({"load": {"routers": [1, 1]}}, "a weight for each of 1 nodes"),
+        ({"load": {"routers": [0]}}, "not all 0"),
     ],
 )
-def test_a_wrong_scenario_is_refused_with_its_place(fault, said):
+def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(fault, said):
     with pytest.raises(LocalMisuse, match=said):
         parse_scenario({"name": "x", "node": [NODE]} | fault)
 
@@ -204,11 +231,73 @@ def test_the_command_prints_tables_for_people(capsys):
 
 
 @pytest.mark.parametrize(
-    "told", [["nowhere"], ["herd", "--shared=/nonexistent"], ["frozen", "--policies=best"]]
+    ("told", "said"),
+    [
+        (["nowhere"], "no such file, here are code, frozen, herd"),
+        (["herd", "--shared=/nonexistent"], "/nonexistent has no folder traces"),
+        (["frozen", "--policies=best"], "policy 'best' is unknown"),
+        (["frozen", "--svg=/dev/null"], "/dev/null"),
+    ],
 )
-def test_a_wrong_request_is_told_from_a_missed_gate(told, capsys):
+def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys):
     assert run(*told) == 2
-    assert capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert said in err
+    assert not out
+
+
+@pytest.mark.parametrize("told", ["--seeds=0", "--requests=0", "--requests=-5", "--jobs=0", "--seeds=many"])
+def test_a_count_of_nothing_is_a_wrong_request(told, capsys):
+    with pytest.raises(SystemExit) as left:
+        run("frozen", told)
+    assert left.value.code == 2
+    assert told.partition("=")[2] in capsys.readouterr().err
+
+
+def test_one_request_is_enough_to_be_measured(capsys):
+    assert run("herd", "--built-in", "--seeds=1", "--requests=1", "--policies=balanced, oracle") == 0
+    out = capsys.readouterr().out
+    assert "built-in workloads" in out
+    assert "oracle" in out
+
+
+def test_a_scenario_that_is_named_twice_is_played_once(capsys):
+    assert run("frozen", "frozen", "--built-in", "--seeds=1", "--policies=pair-1.0,pair-1.0") == 0
+    assert "1 runs" in capsys.readouterr().out
+
+
+NODE_TOML = '[[node]]\nname = "a"\npp = 1000\ntg = 50\nslots = 2\n'
+
+
+def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(capsys, tmp_path):
+    (tmp_path / "house.toml").write_text(f'name = "house"\npolicies = ["balanced"]\n{NODE_TOML}')
+    (tmp_path / "busy.toml").write_text('base = "house.toml"\nname = "busy"\n[load]\nrhos = [0.9]\n')
+    assert run(str(tmp_path / "busy.toml"), "--built-in", "--seeds=1", "--requests=20") == 0
+    assert capsys.readouterr().out.startswith("busy, load 0.9")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"name =", "Invalid value"),
+        (b"\xff\xfe", "decode"),
+        (b'name = "x"\nbase = "mine.toml"\n', "builds on itself"),
+        (b'name = "x"\nbase = "herd"\n[node]\nname = "a"\n', r"$.node"),
+        (b'name = "x"\npolicies = ["best"]\n' + NODE_TOML.encode(), "policy 'best' is unknown"),
+        (b'name = "herd"\n' + NODE_TOML.encode(), "is named herd as another one is"),
+    ],
+)
+def test_a_scenario_file_that_is_wrong_is_told(text, said, capsys, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_bytes(text)
+    assert run("herd", str(mine), "--built-in", "--seeds=1", "--requests=1") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_of_traces_that_lacks_some_is_told(capsys, tmp_path):
+    (tmp_path / "traces").mkdir()
+    assert run("herd", f"--shared={tmp_path}", "--seeds=1", "--requests=1") == 2
+    assert "AzureLLMInferenceTrace_conv_2023.csv: No such file" in capsys.readouterr().err
 
 
 def test_a_scenario_may_build_on_another():

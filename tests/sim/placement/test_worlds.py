@@ -132,6 +132,19 @@ def test_an_ingress_that_knows_better_refuses_and_the_router_decides_once_more()
     assert result.failed == 0
 
 
+def test_a_picture_is_at_its_own_router_at_once_and_at_the_others_after_its_delay():
+    world = a_world(small("herd"))
+    world.publish(0)
+    world.timeline.run_until(1_000)
+    origin = world.nodes[0].member.id16
+    world.publish(0)
+    told = {}
+    for later_ms in (0, world.wire.record_ms - 1, world.wire.record_ms):
+        world.timeline.run_until(1_000 + later_ms)
+        told[later_ms] = [router.fleet(world.now).parts[origin].node.seq for router in world.routers[:3]]
+    assert list(told.values()) == [[2, 1, 1], [2, 1, 1], [2, 2, 2]]
+
+
 def test_a_picture_that_was_overtaken_changes_nothing():
     scenario = small("herd")
     world = a_world(scenario)
