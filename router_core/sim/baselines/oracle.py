@@ -10,7 +10,8 @@ from router_core.sim.fleet_world import Ask, FleetWorld
 
 
 class Oracle:
-    """A dispatch that sends each request where it will be done first."""
+    """A dispatch that sends each request where it will be done first. What it has sent counts at once: the way there is
+    put on the way back."""
 
     def __init__(self, world: FleetWorld) -> None:
         self._world = world
@@ -33,17 +34,15 @@ class Oracle:
             on_end=partial(self._ended, ask),
             blocks=arrival.blocks,
         )
-        self._world.timeline.after(2 * self._link_ms(ask), partial(self._submit, ask, job, ask.node))
-
-    def _submit(self, ask: Ask, job: Job, node: int) -> None:
-        self._world.nodes[node].engine.submit(job)
+        self._world.nodes[ask.node].engine.submit(job)
         ask.cold = job.cold
 
     def _first(self, ask: Ask) -> None:
-        ask.first_ms = self._world.now + self._link_ms(ask)
+        ask.first_ms = self._world.now + self._ways_ms(ask)
 
     def _ended(self, ask: Ask) -> None:
-        self._world.timeline.after(self._link_ms(ask), partial(self._world.settle, ask, 200))
+        self._world.timeline.after(self._ways_ms(ask), partial(self._world.settle, ask, 200))
 
-    def _link_ms(self, ask: Ask) -> int:
-        return self._world.wire.link_ms if ask.away else 0
+    def _ways_ms(self, ask: Ask) -> int:
+        """Question, leave and body on their way, and the answer on its way back."""
+        return 3 * self._world.wire.link_ms if ask.away else 0
