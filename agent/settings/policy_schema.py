@@ -188,6 +188,7 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _number("spill.privacy", 0, 10, "what leaving the mesh costs besides, 0.5 being 0.39", "spill_privacy"),
     _one_of("authority.mode", "authority.mode", AuthorityMode, "what an external program's answer is worth"),
     _key("authority.url", "authority.url", '"http://LOOPBACK-IP:PORT[/PATH]" or "unix:/PATH"', values.text, "where it answers"),
+    _whole("authority.budget_ms", 1, 1000, "milliseconds in which it has to, as each request waits for it", "authority.budget_ms"),
     _key("authority.credential", "authority.credential", "file name", policy_values.credential, "the file that holds its key", policy_values.shown_credential, secret=True),
     _key("realloc.enabled", "realloc_enabled", "true or false", values.switch, "load and unload models of this node's llama.cpp routers and Ollama servers by demand"),
 )  # fmt: skip

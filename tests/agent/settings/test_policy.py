@@ -16,8 +16,8 @@ from agent.settings.show import reference, show
 from router_core.policy.placement import PRESETS, PlacementPolicy, Weights
 
 CONSTANTS = {
-    "hash", "nearest_names", "candidates_kept", "authority.budget_ms", "authority.in_flight", "authority.failures",
-    "authority.open_ms", "authority.answers_kept", "scored_all", "scored_best", "scored_calm",
+    "hash", "nearest_names", "candidates_kept", "authority.in_flight", "authority.failures", "authority.open_ms",
+    "authority.answers_kept", "scored_all", "scored_best", "scored_calm",
 }  # fmt: skip
 """Fields that no operator tunes."""
 
@@ -206,6 +206,13 @@ def test_an_authority_that_counts_needs_a_place_on_this_host(tmp_path: Path) -> 
         tmp_path, '[authority]\nmode = "advisory"\nurl = "unix:/run/a.sock"\ncredential = "key"'
     ).policy
     assert (found.authority.socket, found.authority.credential) == ("/run/a.sock", "key")
+
+
+def test_an_authority_has_50_ms_to_answer_unless_told_otherwise(tmp_path: Path) -> None:
+    where = '[authority]\nmode = "advisory"\nurl = "unix:/run/a.sock"\n'
+    assert loaded(tmp_path, where).policy.authority.budget_ms == 50
+    assert loaded(tmp_path, where + "budget_ms = 200").policy.authority.budget_ms == 200
+    assert "1 to 1000" in str(faults(tmp_path, where + "budget_ms = 0")["authority.budget_ms"])
 
 
 def test_only_the_first_unknown_keys_are_guessed_at(tmp_path: Path) -> None:
