@@ -50,7 +50,7 @@ def order_of(decision):
 
 
 modes = st.sampled_from([AuthorityMode.ADVISORY, AuthorityMode.AUTHORITATIVE])
-advices = st.lists(st.sampled_from(KEYS), max_size=7, unique=True).flatmap(
+advices = (st.lists(st.sampled_from(KEYS), max_size=7, unique=True) | st.permutations(KEYS)).flatmap(
     lambda order: st.builds(
         Advice,
         order=st.just(tuple(order)),

@@ -39,6 +39,11 @@ _seconds = st.floats(0, 60)
 _unit = st.floats(0, 1)
 
 
+def mostly(usual, odd):
+    """What nearly every request looks like, and now and then anything: else a filter would end most examples."""
+    return st.integers(0, 9).flatmap(lambda dice: odd if dice == 9 else usual)
+
+
 @st.composite
 def rows(draw, name: str = "a", **over):
     resident = draw(st.booleans())
@@ -56,7 +61,7 @@ def rows(draw, name: str = "a", **over):
         "resident": resident,
         "load_s": 0.0 if resident else draw(_seconds),
         "loadable": draw(st.booleans()),
-        "gate": draw(st.sampled_from([Gate.OPEN, Gate.OPEN, Gate.SOFT, Gate.SHUT])),
+        "gate": draw(st.sampled_from([*[Gate.OPEN] * 9, Gate.SOFT, Gate.SHUT])),
         "loads": draw(st.booleans()),
         "beta": draw(_unit),
         "s_speed": draw(st.floats(0.1, 0.7)),
@@ -65,11 +70,12 @@ def rows(draw, name: str = "a", **over):
         "pressure": draw(_unit),
         "memory": 0.0 if resident else draw(_unit),
         "switch": 0.0 if resident else draw(_unit),
-        "ctx": draw(st.none() | st.integers(1, 10**6)),
+        "ctx": draw(st.sampled_from([None, 1, 2_000, 10_000, 10**6])),
         "room_bytes": draw(st.none() | st.floats(0, 2**36)),
-        "down": draw(st.sampled_from([None, None, None, "engine"])),
-        "draining": draw(st.sampled_from([False, False, False, True])),
-        "backup": draw(st.sampled_from([None, None, "failing"])),
+        "down": draw(st.sampled_from([*[None] * 9, "engine"])),
+        "draining": draw(st.sampled_from([*[False] * 9, True])),
+        "backup": draw(st.sampled_from([*[None] * 9, "failing"])),
+        "samples": draw(st.sampled_from([0, 4, 30])),
     }
     return a_row(name, **(fields | over))
 
@@ -83,10 +89,10 @@ def fleets(**over):
 requests = st.builds(
     lambda **over: a_request(**over),
     request_id=st.text("abcdef0123456789", min_size=1, max_size=8),
-    text_bytes=st.integers(0, 2**25),
-    images=st.integers(0, 20),
-    output_cap=st.none() | st.integers(0, 10**6),
-    choices=st.integers(0, 8),
+    text_bytes=mostly(st.integers(0, 10_000), st.integers(0, 2**25)),
+    images=st.sampled_from([*[0] * 8, 1, 20]),
+    output_cap=mostly(st.none() | st.integers(0, 500), st.integers(0, 10**6)),
+    choices=st.sampled_from([*[0, 1] * 4, 2, 8]),
     attempt=st.integers(1, 3),
     hints=st.sampled_from(
         [
@@ -190,12 +196,14 @@ def test_a_worse_row_never_ranks_better(found, field, data):
     changed = list(found)
     changed[victim] = replace(old, **{field: worse})
 
-    def rank(these):
+    def judged(these):
         scores = {row.row.key: row.score for row in survey(a_request(), a_fleet(*these), POLICY, NOW).scored}
         mine = scores.pop(old.key, math.inf)
-        return sum(score < mine - 1e-12 for score in scores.values())
+        return sum(score < mine - 1e-12 for score in scores.values()), mine
 
-    assert rank(changed) >= rank(found)
+    (rank, score), (new_rank, new_score) = judged(found), judged(changed)
+    assert new_rank >= rank
+    assert new_score >= score - 1e-12
 
 
 @settings(max_examples=40, deadline=None)
@@ -224,13 +232,16 @@ def test_with_speed_alone_the_unit_of_time_does_not_matter(found, factor):
 
 
 @settings(max_examples=80, deadline=None)
-@given(fleets(**open_rows), st.sampled_from(NAMES))
-def test_no_bonus_beats_the_veto(found, wished):
-    request = a_request(hints=parsed_hints(prefer=f"@{wished}"))
-    seen = survey(request, a_fleet(*found), POLICY, NOW)
-    order = choose(seen.scored, POLICY, seed_of("r", 1), sustained(seen))
-    if any(worst(row) < POLICY.veto_needs_below for row in order):
-        assert worst(order[0]) <= POLICY.veto_above
+@given(fleets(**open_rows), st.sampled_from(NAMES), st.floats(0.981, 1.0), st.floats(0.0, 0.8))
+def test_no_bonus_beats_the_veto(found, wished, too_much, bearable):
+    pressed = a_row("wished", tg=2_000, pressure=too_much)
+    calm = a_row("calm", tg=30, pressure=bearable)
+    for these, name in ((found, wished), ((*found, pressed, calm), "wished")):
+        request = a_request(hints=parsed_hints(prefer=f"@{name}"))
+        seen = survey(request, a_fleet(*these), POLICY, NOW)
+        order = choose(seen.scored, POLICY, seed_of("r", 1), sustained(seen))
+        if any(worst(row) < POLICY.veto_needs_below for row in order):
+            assert worst(order[0]) <= POLICY.veto_above
 
 
 @settings(max_examples=80, deadline=None)

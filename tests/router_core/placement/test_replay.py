@@ -21,7 +21,7 @@ from router_core.placement.survey import survey
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy, Weights
 from tests.router_core.placement.test_advice import counsels
-from tests.router_core.placement.test_decide import fleets, requests
+from tests.router_core.placement.test_decide import NAMES, fleets, requests
 from tests.support.fleets import (
     NOW,
     POLICY,
@@ -44,6 +44,7 @@ policies = st.builds(
     tie_fixed=st.sampled_from([0.0, 0.01, 0.3]),
     pack_below=st.sampled_from([0.0, 0.0, 0.5]),
     aliases=st.sampled_from([(), (("tiny", ("other", "tiny")),)]),
+    explore_share=st.sampled_from([0.0, 0.02, 1.0]),
 )
 pins = st.none() | st.builds(
     lambda name, tokens, age: Pin(endpoint=a_row(name).key, model="tiny", tokens=tokens, at_ms=NOW - age),
@@ -57,11 +58,14 @@ pins = st.none() | st.builds(
 def alike(draw: st.DrawFn) -> Fleet:
     """Nodes of which many are equal to the last digit, some of them failing, some with two models of one alias."""
     kinds = draw(st.lists(st.sampled_from([20.0, 50.0, 50.0, 50.0, 80.0]), min_size=1, max_size=24))
+    names = [*NAMES, *(f"n{number}" for number in range(len(kinds)))]
     rows = [
-        a_row(f"n{number}", tg=tg, backup="failing" if number % 7 == 6 else None)
-        for number, tg in enumerate(kinds)
+        a_row(
+            name, tg=tg, backup="failing" if number % 7 == 6 else None, samples=draw(st.sampled_from([4, 30]))
+        )
+        for number, (name, tg) in enumerate(zip(names, kinds, strict=False))
     ]
-    rows += [a_row(f"n{number}", model="other") for number in range(draw(st.integers(0, len(kinds))))]
+    rows += [a_row(name, model="other") for name in names[: draw(st.integers(0, len(kinds)))]]
     return a_fleet(*draw(st.permutations(rows)))
 
 
