@@ -29,11 +29,11 @@ COVERED: dict[int, tuple[str, str]] = {
     ),
     # vllm-project/production-stack#420: a dead node dialled again and again
     7: (
-        "agent/relay/test_failover.py",
-        "test_a_refused_connection_goes_on_and_opens_the_breaker_at_once",
+        "agent/node/test_whole_way.py",
+        "test_an_endpoint_that_refuses_is_dialled_once_and_then_left_alone",
     ),
     # llm-d/llm-d#1564: a kept connection reset on reuse
-    8: ("agent/relay/test_failover.py", "test_an_engine_that_closes_idle_sockets_causes_no_error"),
+    8: ("agent/relay/test_failover.py", "test_a_reused_socket_that_was_closed_meanwhile_costs_no_attempt"),
     # BerriAI/litellm#30245: an engine that generates for nobody
     9: ("agent/relay/test_passing.py", "test_the_engine_is_cancelled_when_the_client_leaves"),
     # ai-dynamo/dynamo#475: tokens repeated after a failover
@@ -58,7 +58,7 @@ COVERED: dict[int, tuple[str, str]] = {
         "test_an_alias_to_absent_models_is_absent_not_everything",
     ),
     # thushan/olla#139: stickiness that is silently off
-    16: ("agent/relay/test_every_route.py", "test_a_named_session_is_heard"),
+    16: ("agent/node/test_whole_way.py", "test_every_path_keeps_a_session_where_it_was_and_says_so"),
     # ollama/ollama#17408: a list that is green while generation hangs
     17: ("agent/node/test_silence.py", "test_a_suspect_serves_only_if_nobody_else_can"),
     # ggml-org/llama.cpp#21678: a swap that kills what runs
@@ -69,7 +69,7 @@ COVERED: dict[int, tuple[str, str]] = {
     # vllm-project/production-stack#687: tables that grow
     19: ("agent/node/test_books.py", "test_names_that_only_ever_come_once_fill_no_table"),
     # pictures counted as text
-    20: ("agent/relay/test_openai.py", "test_text_is_measured_and_pictures_are_counted"),
+    20: ("agent/node/test_whole_way.py", "test_a_picture_costs_its_800_tokens_however_many_bytes_it_has"),
     # BerriAI/litellm#32202: a client's key that leaks
     21: ("agent/relay/test_passing.py", "test_credentials_hints_and_cookies_never_go_upstream"),
     # dstackai/dstack#4269: streams that are held back

@@ -42,8 +42,8 @@ HELD: dict[str, tuple[str, str]] = {
         "test_the_ledger_is_empty_after_any_interleaving",
     ),
     "nothing is in flight after any mix of endings": (
-        "agent/relay/test_failover.py",
-        "test_any_mix_of_endings_leaves_nothing_in_flight",
+        "agent/node/test_whole_way.py",
+        "test_any_mix_of_success_error_cancel_and_kill_leaves_nothing_in_flight",
     ),
     "no bonus beats the veto": ("router_core/placement/test_decide.py", "test_no_bonus_beats_the_veto"),
     "equal callers get equal seconds": (

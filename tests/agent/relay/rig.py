@@ -335,6 +335,7 @@ def build(
     policy: ExchangePolicy | None = None,
     first_bytes: FirstBytes | None = None,
     observer: Observer | None = None,
+    breakers: Breakers | None = None,
 ) -> Relay:
     """A relay without listeners; its tasks report to ``watch``, and so do its requests unless to ``observer``."""
     clock = clock or SystemClock()
@@ -347,7 +348,7 @@ def build(
         pool=Pool(asyncio.get_running_loop()),
         tasks=Tasks(watch.failed),
         targets=fleet,
-        breakers=Breakers(policy),
+        breakers=Breakers(policy) if breakers is None else breakers,
         dispatch=DispatchRate(clock),
         observer=observer or watch,
         heard_state=lambda signed, signature: states.append((signed, signature)),
@@ -385,10 +386,11 @@ async def running(
     first_bytes: FirstBytes | None = None,
     place: Placer | None = None,
     observer: Observer | None = None,
+    breakers: Breakers | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port. ``place`` chooses among them,
     else they are tried in order."""
-    relay = build(clock, policy, first_bytes, observer)
+    relay = build(clock, policy, first_bytes, observer, breakers)
     for number, port in enumerate(upstreams):
         relay.fleet.add(Local(f"e{number}", port))
     sock = bound()
