@@ -82,15 +82,23 @@ def faults_of_readme() -> list[str]:
 
 def generated() -> dict[str, str]:
     """The parts of the README that are made from the tree, by name."""
+    from agent.relay.codes import CODES
     from agent.settings.policy_schema import POLICY_SCHEMA
     from agent.settings.schema import SCHEMA
     from agent.settings.show import reference
+    from router_core.placement.reasons import Reason
 
+    refusals = "\n".join(
+        f"| {reason.status} | `{reason.value}` | {CODES[reason.value][1]} |"
+        for reason in sorted(Reason, key=lambda reason: reason.status)
+        if reason.status != 200
+    )
     layers = Counter(entry["layer"] for entry in defects())
     rows = "\n".join(f"| {layer} | {number} |" for layer, number in layers.most_common())
     return {
         "settings": reference(SCHEMA),
         "policy": reference(POLICY_SCHEMA),
+        "refusals": f"| status | reason | meaning |\n|---|---|---|\n{refusals}",
         "defects": f"| found by | defects |\n|---|---|\n{rows}",
     }
 
