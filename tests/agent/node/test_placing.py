@@ -22,6 +22,8 @@ from router_core.placement.hold import Joined
 from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request import HintNote, Locality, RequestClass
 from router_core.policy.placement import PlacementPolicy
+from router_core.record.spelling import CAPABILITIES
+from router_core.record.state import Capability
 from tests.agent.node.rig import (
     STREAMED,
     World,
@@ -52,6 +54,30 @@ def figures(world: World) -> str:
     text = registry.render()
     assert not faults
     return text
+
+
+def test_what_a_body_tells_is_what_the_request_needs() -> None:
+    plain = two_nodes().ask(stream=False).request
+    assert plain is not None
+    assert (plain.choices, plain.num_ctx, plain.output_cap, plain.requires) == (1, None, None, Capability(0))
+    asked = {"n": 3, "num_ctx": 4_096, "max_tokens": 50, "images": 2, "audio_parts": 1}
+    request = two_nodes().ask(**asked).request
+    assert request is not None
+    assert (request.choices, request.num_ctx, request.output_cap) == (3, 4_096, 50)
+    assert (request.text_bytes, request.body_bytes, request.images, request.audio_parts) == (
+        4_000,
+        5_000,
+        2,
+        1,
+    )
+    assert request.requires == Capability.STREAMING | Capability.VISION | Capability.AUDIO_IN
+
+
+@pytest.mark.parametrize("fact", ["tools", "json_schema", "logprobs"])
+def test_each_thing_that_a_body_asks_for_is_required_by_its_name(fact: str) -> None:
+    request = two_nodes().ask(stream=False, **{fact: True}).request
+    assert request is not None
+    assert request.requires == CAPABILITIES[fact]
 
 
 def test_a_served_request_leaves_one_record_with_its_attempt_and_ending() -> None:

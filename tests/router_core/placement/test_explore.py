@@ -94,6 +94,16 @@ def test_a_request_that_nobody_serves_in_time_is_no_trial():
     assert explored(a_fleet(known(pp=500), untried(pp=400))).reason is Reason.NATIVE
 
 
+def test_a_request_whose_best_row_may_be_late_is_no_trial_however_safe_the_other_is():
+    """The best one is much faster, and fails now and then."""
+    frail, slow = {"tg": 200, "success": 0.88}, {"tg": 40, "success": 0.97}
+    decision = explored(a_fleet(known(**frail), untried(**slow)))
+    assert (chosen_node(decision), decision.reason) == ("known", Reason.NATIVE)
+    told = {decision.record.names[row.row]: row.f.slo for row in decision.record.candidates}
+    assert told["@known/llamacpp"] >= OFTEN.explore_risk > told["@untried/llamacpp"]
+    assert explored(a_fleet(known(**frail | {"success": 0.93}), untried(**slow))).reason is Reason.EXPLORE
+
+
 def test_a_request_that_failed_before_is_no_trial():
     assert explored(a_fleet(known(), untried()), attempt=2).reason is Reason.NATIVE
 
