@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.bench.environments import Absent, environment, plain
-from tests.support.cluster import free_port
+from tests.support.ports import HeldPort
 
 READY_S = 30.0
 CHAT = "/v1/chat/completions"
@@ -78,17 +78,18 @@ PEERS: dict[str, Command] = {
 @contextlib.contextmanager
 def peer(name: str, of: Command, ports: Sequence[int], folder: Path, probe: bytes) -> Iterator[int]:
     """The port of a running peer before the upstreams at ``ports``; raises ``Absent``."""
-    port = free_port("127.0.0.1")
-    command = of([f"http://127.0.0.1:{upstream}" for upstream in ports], port, folder)
+    held = HeldPort()
+    command = of([f"http://127.0.0.1:{upstream}" for upstream in ports], held.port, folder)
     with _running(command, folder / f"{name}.log") as process:
-        _await(process, f"http://127.0.0.1:{port}{CHAT}", probe, name)
-        yield port
+        _await(process, f"http://127.0.0.1:{held.port}{CHAT}", probe, name)
+        yield held.port
 
 
 @contextlib.contextmanager
 def nginx(answer: bytes, models: bytes, folder: Path) -> Iterator[list[int]]:
     """Two ports of one nginx that answers every POST and every GET with fixed JSON; raises ``Absent``."""
-    ports = [free_port("127.0.0.1") for _ in range(2)]
+    held = [HeldPort() for _ in range(2)]
+    ports = [each.port for each in held]
     listens = " ".join(f"listen 127.0.0.1:{port};" for port in ports)
     temporary = " ".join(
         f"{what}_temp_path {folder}/{what};" for what in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -126,7 +127,8 @@ def wrk(port: int, body: bytes, connections: int, seconds: float, folder: Path) 
 
 
 def _port() -> str:
-    return str(free_port("127.0.0.1"))
+    """A port that was free a moment ago, for what nobody asks there."""
+    return str(HeldPort().port)
 
 
 @contextlib.contextmanager

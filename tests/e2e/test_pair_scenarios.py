@@ -23,7 +23,8 @@ import pytest_asyncio
 
 from router_core.sim.baselines.pair import JobEvent, Proxy, Scheduler
 from tests.support import llama, tiny_gguf
-from tests.support.cluster import Cluster, Node, closing, free_port, pair, wait_for
+from tests.support.cluster import Cluster, Node, closing, pair, wait_for
+from tests.support.ports import HeldPort
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -224,9 +225,8 @@ async def test_without_its_authority_the_choice_is_the_native_one_every_time(
     alpha, policy = cluster["alpha"], cluster["alpha"].config / "policy.toml"
     _, native, record = await chat(session, cluster, x_request_id="one-and-the-same")
     assert record["authority"]["outcome"] == "off"
-    policy.write_text(
-        f'[authority]\nmode = "authoritative"\nurl = "http://{alpha.ip}:{free_port(alpha.ip)}/place"\n'
-    )
+    closed = HeldPort(alpha.ip)
+    policy.write_text(f'[authority]\nmode = "authoritative"\nurl = "http://{alpha.ip}:{closed.port}/place"\n')
 
     async def asked() -> bool:
         _, _, record = await chat(session, cluster)

@@ -53,9 +53,7 @@ async def test_a_policy_that_is_none_is_refused_with_every_fault(node: Node) -> 
 
 
 async def test_a_port_in_use_names_the_key_to_change(node: Node) -> None:
-    with socket.socket() as taken:
-        taken.bind((node.ip, node.ports["ingress"]))
-        taken.listen()
+    with socket.create_server((node.ip, node.ports["ingress"])):
         said = await refusal(node)
     assert "ingress.listen" in said
     assert str(node.ports["ingress"]) in said

@@ -19,18 +19,12 @@ from typing import Any
 import aiohttp
 
 from tests.support.llama import LlamaServer
+from tests.support.ports import HeldPort
 
 READY_S = 20.0
 STOP_S = 15.0
 SHARED_HOST_SIGNALS = ("cpu.some", "cpu.ext", "io.some", "memory.some", "memory.full")
 """Pressure signals that nodes on one host must turn off: each would see the others' engines as external load."""
-
-
-def free_port(ip: str) -> int:
-    """A TCP port that was free on ``ip`` a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((ip, 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(kw_only=True)
@@ -57,7 +51,8 @@ class Node:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
         if not self.ports:
-            self.ports = {what: free_port(self.ip) for what in ("api", "mesh", "ingress", "admin")}
+            self._held = {what: HeldPort(self.ip) for what in ("api", "mesh", "ingress", "admin")}
+            self.ports = {what: held.port for what, held in self._held.items()}
 
     @property
     def state(self) -> Path:

@@ -9,13 +9,14 @@ import http.client
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+
+from tests.support.ports import HeldPort
 
 READY_S = 30.0
 STOP_S = 5.0
@@ -51,14 +52,6 @@ def find_binary() -> Binary:
         if "avx2" not in Path("/proc/cpuinfo").read_text():
             raise LlamaUnavailable("this processor has no AVX2")
     return Binary(path, (folder / "lib", folder / "bin"))
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def single(
@@ -105,6 +98,7 @@ class LlamaServer:
     port: int = 0
     prefix: tuple[str, ...] = ()
     """Words before the server's own command line."""
+    _held: HeldPort | None = field(default=None, repr=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -118,9 +112,11 @@ class LlamaServer:
         return self._process.pid
 
     def start(self, *, wait: bool = True) -> None:
-        """Start on ``port`` (0: a free one). With ``wait``, return once ``/health`` answers 200."""
+        """Start on ``port`` (0: one of its own). With ``wait``, return once ``/health`` answers 200."""
         binary = find_binary()
-        self.port = self.port or free_port(self.host)
+        if self.port == 0:
+            self._held = HeldPort(self.host)
+            self.port = self._held.port
         self.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")},

@@ -10,7 +10,7 @@ from agent.settings.manifest import DeclaredModel, EngineKind
 from router_core.record.state import Dialect
 from tests.support.engine_setup import client_of, manifest
 from tests.support.fakes.replay import ReplayServer, Sample
-from tests.support.llama import free_port
+from tests.support.ports import HeldPort
 
 GetSample = Callable[[str], Sample]
 LLAMA_404 = Sample(404, {"Server": "llama.cpp"}, b'{"error":{"message":"File Not Found","code":404}}')
@@ -152,7 +152,8 @@ async def test_a_refused_key_is_told_apart_from_no_engine(sample: GetSample) -> 
 
 
 async def test_a_closed_port_is_unreachable() -> None:
-    described = manifest(free_port())
+    closed = HeldPort()
+    described = manifest(closed.port)
     async with client_of(described) as client:
         with pytest.raises(EngineUnreachable) as caught:
             await identify(client, described)

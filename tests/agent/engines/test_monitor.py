@@ -10,7 +10,7 @@ from agent.settings.manifest import Caps, DeclaredModel, EngineKind
 from router_core.record.state import Capability, Dialect, EngineState
 from tests.support.engine_setup import QUICK, Watched, manifest
 from tests.support.fakes.replay import ReplayServer, Sample
-from tests.support.llama import free_port
+from tests.support.ports import HeldPort
 from tests.support.until import until
 
 GetSample = Callable[[str], Sample]
@@ -297,11 +297,11 @@ async def test_nothing_but_get_of_known_routes_is_ever_sent(sample: GetSample) -
 
 
 async def test_a_closed_port_is_unreachable_and_tried_again(sample: GetSample) -> None:
-    port = free_port()
-    async with Watched(manifest(port)) as watched:
+    held = HeldPort()
+    async with Watched(manifest(held.port)) as watched:
         await until(lambda: watched.status().reason == "unreachable" or watched.status().reason is None)
         server = llama(sample)
-        async with server.serving(port):
+        async with server.serving(held.port):
             await until(health(watched)(Health.READY))
 
 

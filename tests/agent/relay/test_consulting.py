@@ -4,15 +4,10 @@ import asyncio
 import json
 
 from tests.agent.relay.client import Client, post
-from tests.agent.relay.rig import Relay, bound, running
+from tests.agent.relay.rig import Relay, running
+from tests.support.ports import HeldPort
 from tests.support.recorder import Recorder, say_ok
 from tests.support.until import until
-
-
-def free_port() -> int:
-    with bound() as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class Consulted:
@@ -37,7 +32,8 @@ class Consulted:
 
 
 async def test_nothing_is_decided_before_the_answer_and_it_is_waited_for_once() -> None:
-    async with Recorder(say_ok) as engine, running(free_port(), engine.port) as relay:
+    closed = HeldPort()
+    async with Recorder(say_ok) as engine, running(closed.port, engine.port) as relay:
         consulted = Consulted(relay)
         client = await Client.to(relay.port)
         await client.send(post(relay.port))

@@ -8,18 +8,13 @@ import pytest
 
 from router_core.exchange.failure import Cause
 from tests.agent.relay.client import BODY, Client, Heard, ask, post
-from tests.agent.relay.rig import Local, at, bound, running
+from tests.agent.relay.rig import Local, at, running
+from tests.support.ports import HeldPort
 from tests.support.recorder import Exchange, Recorder, say_ok
 from tests.support.until import until
 
 STREAM = b'{"model":"m","stream":true,"messages":[]}'
 EVENT = b'data: {"choices":[{"delta":{"content":"word"}}]}\n\n'
-
-
-def free_port() -> int:
-    with bound() as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def code_of(heard: Heard) -> str:
@@ -108,7 +103,8 @@ async def test_a_failure_before_the_first_byte_goes_to_the_next_endpoint(script:
 
 
 async def test_a_refused_connection_goes_on_and_opens_the_breaker_at_once() -> None:
-    async with Recorder() as good, running(free_port(), good.port) as relay:
+    closed = HeldPort()
+    async with Recorder() as good, running(closed.port, good.port) as relay:
         heard = await ask(relay.port, post(relay.port))
         assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, "@here/e1")
         assert relay.watch.attempts[0].outcome.cause is Cause.CONNECT_REFUSED
@@ -216,7 +212,8 @@ async def test_at_most_three_endpoints_are_tried() -> None:
 
 
 async def test_endpoints_that_are_simply_down_use_up_no_attempt() -> None:
-    async with Recorder() as up, running(*(free_port() for _ in range(4)), up.port) as relay:
+    closed = [HeldPort() for _ in range(4)]
+    async with Recorder() as up, running(*(held.port for held in closed), up.port) as relay:
         heard = await ask(relay.port, post(relay.port))
         assert heard.status == 200
         assert relay.watch.results() == ["failed"] * 4 + ["done"]

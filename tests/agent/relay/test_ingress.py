@@ -10,8 +10,8 @@ from agent.relay.route import decode_state
 from router_core.record.state import Role
 from tests.agent.relay.client import BODY, CHAT
 from tests.agent.relay.ingress_rig import ROUTE, STATE, chunked, code_of, head, ingress
-from tests.agent.relay.rig import bound
 from tests.support.members import start_node
+from tests.support.ports import HeldPort
 from tests.support.recorder import Recorder
 from tests.support.until import until
 
@@ -220,9 +220,8 @@ async def test_a_router_that_leaves_before_its_body_gives_its_place_back(tmp_pat
 
 
 async def test_an_engine_that_cannot_be_reached_is_an_error_of_the_ingress_itself(tmp_path: Path) -> None:
-    with bound() as sock:
-        free: int = sock.getsockname()[1]
-    async with ingress(tmp_path, free) as peer:
+    closed = HeldPort()
+    async with ingress(tmp_path, closed.port) as peer:
         client = await peer.dial()
         await client.send(head())
         await client.head()

@@ -13,7 +13,8 @@ from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
 from tests.agent.relay.client import BODY, Client, ask, post
 from tests.agent.relay.ingress_rig import EVENT, STATE, STREAM, ingress, pair
-from tests.agent.relay.rig import Local, bound, running
+from tests.agent.relay.rig import Local, running
+from tests.support.ports import HeldPort
 from tests.support.recorder import Exchange, Recorder
 from tests.support.until import until
 
@@ -115,9 +116,8 @@ async def test_an_engines_error_behind_a_peer_is_classified_by_the_router(tmp_pa
 
 
 async def test_the_ingress_own_error_is_a_failed_attempt_and_never_shown(tmp_path: Path) -> None:
-    with bound() as sock:
-        free: int = sock.getsockname()[1]
-    async with Recorder() as near, pair(tmp_path, free, near.port) as (router, _):
+    closed = HeldPort()
+    async with Recorder() as near, pair(tmp_path, closed.port, near.port) as (router, _):
         heard = await ask(router.port, post(router.port))
         assert (heard.status, heard.headers["x-pairmesh-attempts"]) == (200, "2")
         assert router.watch.attempts[0].outcome.fault
