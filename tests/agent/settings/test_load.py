@@ -1,5 +1,6 @@
 """Loading, checking and printing ``pairmesh.toml``."""
 
+import json
 import tomllib
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -123,6 +124,28 @@ def test_a_key_of_a_later_feature_is_refused_and_its_default_is_not(
     assert faults(tmp_path, f"[{section}]\n{name} = {value}")[key].problem == "not available in this version"
     default = next(k.default for k in KEYS if k.path == key)
     assert check(write(tmp_path, f"[{section}]\n{name} = {toml(default)}")) == []
+
+
+def test_a_long_list_may_stand_in_one_line(tmp_path: Path) -> None:
+    peers = [f"@node-{number}=10.0.0.{number}" for number in range(200)]
+    text = f"[mesh]\npeers = {json.dumps(peers)} # ... and no more\n"
+    assert len(loaded(write(tmp_path, text)).mesh.peers) == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KEY = 1",
+        "\"k\".KEY.'k' = 1",
+        "x = ['\"', {KEY = '\"'}]",
+        'x = ["\\"", {KEY = "1"}]',
+        'x = ["""\n""", {KEY = "1"}]',
+        'x = ["""a"""", {KEY = "1"}]',
+    ],
+)
+def test_no_string_hides_the_dots_of_a_key(tmp_path: Path, text: str) -> None:
+    (fault,) = check(write(tmp_path, text.replace("KEY", "a." * 300 + "b")))
+    assert fault.problem == "not TOML: a line of more than 256 dots"
 
 
 def test_broken_toml_gives_line_and_column(tmp_path: Path) -> None:
