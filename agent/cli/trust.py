@@ -45,7 +45,7 @@ def declare(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         choices=[str(role.name).lower() for role in Role],
-        help="what it may do (several allowed); without it node, router and introducer",
+        help="what it may do, may be repeated; without it node, router and introducer",
     )
     added.set_defaults(act=_add)
     removed = acts.add_parser("remove", help="remove a member on this node and cut its connections")

@@ -7,7 +7,6 @@ from functools import partial
 
 from agent.settings import tuning, values
 from agent.settings.reading import Key, Schema
-from agent.settings.values import Parse
 
 
 def _seconds(path: str, default: int, least: float, meaning: str) -> Key:
@@ -20,8 +19,18 @@ def _seconds(path: str, default: int, least: float, meaning: str) -> Key:
     )
 
 
-def _listen(path: str, default: str, meaning: str, parse: Parse = values.listen) -> Key:
-    return Key(path=path, takes=values.LISTEN, parse=parse, default=default, meaning=meaning)
+def _listen(path: str, default: str, meaning: str) -> Key:
+    return Key(path=path, takes=values.LISTEN, parse=values.listen, default=default, meaning=meaning)
+
+
+def _loopback(path: str, default: str, meaning: str) -> Key:
+    return Key(
+        path=path,
+        takes=values.LOOPBACK_LISTEN,
+        parse=values.loopback_listen,
+        default=default,
+        meaning=meaning,
+    )
 
 
 def _switch(path: str, default: bool, meaning: str, *, later: bool = False, secret: bool = False) -> Key:
@@ -57,7 +66,7 @@ KEYS: tuple[Key, ...] = (
         meaning="name of this node, for people; the host name if not set",
     ),
     _switch("router", True, "whether this node places requests; false: it only serves those of others"),
-    _listen("api.listen", "127.0.0.1:11433", "inference API; loopback only", values.loopback_listen),
+    _loopback("api.listen", "127.0.0.1:11433", "inference API"),
     Key(
         path="api.hosts",
         takes="list of NAME or NAME:PORT",
@@ -104,9 +113,7 @@ KEYS: tuple[Key, ...] = (
     _seconds("mesh.audit_s", 60, 5, "time between audits of a link; for tests"),
     _seconds("mesh.audit_far_s", 300, 5, "time between audits of a node without a link; for tests"),
     _listen("ingress.listen", ":7434", "requests that peers place here"),
-    _listen(
-        "admin.listen", "127.0.0.1:7435", "metrics and read-only views; loopback only", values.loopback_listen
-    ),
+    _loopback("admin.listen", "127.0.0.1:7435", "metrics and read-only views"),
     _switch("engines.autodetect", True, "look for engines on the well-known ports of loopback"),
     Key(
         path="sampling.profile",

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from router_core.ids import NodeId, NodeName, parse_node_id, parse_node_name
 
 LISTEN: Final = '"IP:PORT", "[IPV6]:PORT" or ":PORT" (all addresses)'
+LOOPBACK_LISTEN: Final = '"127.X.X.X:PORT" or "[::1]:PORT"'
 MESH_PORT: Final = 7433
 LIST_MAX: Final = 256
 WHOLE: Final = object()
@@ -180,8 +181,7 @@ def loopback_listen(written: object, refuse: Refuse) -> Listen:
     found = listen(written, refuse)
     if _listen(written) is not None and not found.loopback:
         refuse(
-            "listens beyond loopback, where callers would have to be authenticated; not available in this version",
-            allowed='"127.0.0.1:PORT" or "[::1]:PORT"',
+            "listens beyond loopback, where callers would have to be authenticated; not available in this version"
         )
     return found
 
