@@ -11,6 +11,7 @@ as a required node. What is compared is what PAIR cannot see: which model is loa
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -153,9 +154,8 @@ async def play(cluster: Cluster, models: list[str], score: Score, origin: PairOr
 
 
 @pytest.mark.timeout(180)
-async def test_on_unlike_nodes_fewer_loads_are_caused_than_by_pair(
-    cluster: Cluster, record_property: Callable[[str, object], None]
-) -> None:
+async def test_on_unlike_nodes_fewer_loads_are_caused_than_by_pair(cluster: Cluster) -> None:
+    """Prints what was measured, for ``-rP``; times decide nothing here."""
     rng = Random(7)
     origin = PairOrigin({name: f"{rng.getrandbits(64):016x}" for name in IPS})
     scores = {"pairmesh": Score(), "pair-1.0": Score()}
@@ -165,8 +165,9 @@ async def test_on_unlike_nodes_fewer_loads_are_caused_than_by_pair(
         for policy in sorted(scores, reverse=bool(turn % 2)):
             await play(cluster, models, scores[policy], origin if policy == "pair-1.0" else None)
     ours, theirs = scores["pairmesh"], scores["pair-1.0"]
-    record_property("cold_loads", f"{ours.cold} of {len(ours.took_s)}, pair-1.0 {theirs.cold}")
-    record_property("p95_s", f"{ours.p95_s:.2f}, pair-1.0 {theirs.p95_s:.2f}")
+    for policy, score in scores.items():
+        said = f"{score.cold} cold loads of {len(score.took_s)} chats, p95 {score.p95_s:.2f} s"
+        sys.stdout.write(f"{policy}: {said}\n")
     assert ours.failed == 0
     assert theirs.cold > 0, "the run asks for both models on nodes that hold one"
     assert ours.cold <= 0.5 * theirs.cold
