@@ -3,6 +3,7 @@ and the numbers of ours tuned on them."""
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -92,4 +93,5 @@ def show(name: str, value: float, unit: str, baseline: int | None, as_json: bool
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever read the output has left, as `head` does
     sys.exit(main())

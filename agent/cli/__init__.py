@@ -1,5 +1,6 @@
 """``pairmesh``: one module per verb, loaded only when its verb is asked for."""
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit status. Wrong usage and ``--help`` raise ``SystemExit``."""
     words = sys.argv[1:] if argv is None else list(argv)
     args = parser(words[0] if words else "").parse_args(words)
-    return _guarded(_module(args.verb), args)
+    try:
+        code = _guarded(_module(args.verb), args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _say_no_more()
+        return Exit.FAILED
+    return code
 
 
 def parser(asked: str | None = None) -> ArgumentParser:
@@ -66,6 +73,13 @@ def _guarded(verb: Verb, args: Namespace) -> int:
         return _fail(str(exc), Exit.UNREACHABLE)
     except Refused as exc:
         return _fail(f"refused: {exc}", Exit.FAILED)
+
+
+def _say_no_more() -> None:
+    """Whoever read what is printed has left: what is left of it goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _fail(message: str, code: Exit) -> int:

@@ -6,6 +6,7 @@ one table, and a code without words is shown as it is.
 
 import math
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from agent.cli.columns import columns, count, printable, seconds
@@ -46,6 +47,7 @@ CHOICES: Final = {
     Reason.EXPLORE: "it was hardly ever tried, is idle, and trying it costs nobody",
     Reason.DEGRADED: "nothing better was left",
 }
+DRAWN: Final = "it was drawn among those that cost least by their estimates"
 REFUSALS: Final = {
     Reason.HINT_MALFORMED: "a hint that narrows the choice could not be understood",
     Reason.MODEL_NAME_INVALID: "the model's name is not a valid one",
@@ -93,6 +95,7 @@ AUTHORITY: Final = {
     AuthorityOutcome.BREAKER_OPEN: "not asked: it failed lately",
     AuthorityOutcome.EMPTY_INTERSECTION: "it named nobody who could serve",
 }
+_COLD: Final = "cold"
 FACTORS: Final = Factors.__struct_fields__
 SHOWN_HASH: Final = 8
 SHOWN_WEIGHED: Final = 16
@@ -129,10 +132,16 @@ def _text(blocks: list[list[str]]) -> str:
 
 
 def _head(record: DecisionRecord, what: str) -> list[str]:
+    made = "" if record.wall_ms is None else f" at {_moment(record.wall_ms)}"
     return [
-        f"{what} {record.id} for request {record.request_id}, by policy {_policy(record)}",
+        f"{what} {record.id} for request {record.request_id}{made}, by policy {_policy(record)}",
         _asked(record),
     ]
+
+
+def _moment(wall_ms: int) -> str:
+    """UTC, as the log has it but for fractions of a second."""
+    return datetime.fromtimestamp(wall_ms // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _policy(record: DecisionRecord) -> str:
@@ -185,7 +194,8 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
             said = "no node offers the model"
         yield f"refused ({record.reason.value}, status {record.reason.status}): {said}"
         return
-    yield f"chosen: {_called(record, record.chosen)}, because {CHOICES.get(record.reason, record.reason.value)}"
+    why = DRAWN if _was_drawn(record) else CHOICES.get(record.reason, record.reason.value)
+    yield f"chosen: {_called(record, record.chosen)}, because {why}"
     chosen = record.winner
     if chosen is not None:
         if chosen.level:
@@ -231,8 +241,8 @@ def _weights(
     est, chosen = row.est, row is record.winner
     costs = (row.score, *(getattr(row.f, name) for name in factors), row.adj)
     times = (est.wait, est.load, est.ttft, est.ect)
-    state = [] if row.resident else ["cold"]
-    if row.out is not None and not chosen:
+    state = [] if row.resident else [_COLD]
+    if row.out not in (None, _COLD) and not chosen:
         state.append(row.out.partition(":")[0])
     return (
         "*" if chosen else "",
@@ -259,15 +269,35 @@ def _nearly(record: DecisionRecord) -> Iterator[str]:
     yield from columns([("", *_alternative(record, alternative)) for alternative in record.alternatives])
 
 
+def _was_drawn(record: DecisionRecord) -> bool:
+    """True if a row that stood to the end cost even less: chance picked among those that are as good."""
+    return any(_outdid(record, alternative) for alternative in record.alternatives)
+
+
+def _outdid(record: DecisionRecord, alternative: Alternative) -> bool:
+    chosen, row = record.winner, _row_of(record, alternative)
+    return (
+        record.reason is Reason.NATIVE
+        and chosen is not None
+        and row is not None
+        and row.out is None
+        and alternative.score < chosen.score
+    )
+
+
+def _row_of(record: DecisionRecord, alternative: Alternative) -> Candidate | None:
+    place = alternative.row, alternative.score
+    return next((row for row in record.candidates if (row.row, row.score) == place), None)
+
+
 def _alternative(record: DecisionRecord, alternative: Alternative) -> tuple[str, str, str]:
-    against = AGAINST.get(alternative.top_factor, alternative.top_factor)
+    factor = "draw" if _outdid(record, alternative) else alternative.top_factor
+    against = AGAINST.get(factor, factor)
     said = f"score {alternative.score:.3f}"
     chosen = record.winner
     if chosen is not None:
         said += f" against {chosen.score:.3f}"
-    row = next(
-        (c for c in record.candidates if (c.row, c.score) == (alternative.row, alternative.score)), None
-    )
+    row = _row_of(record, alternative)
     if row is not None and row.out is not None:
         against += f"; {_out(record, row.out)}"
     return _called(record, alternative.row), said, against

@@ -144,6 +144,27 @@ def test_a_cold_choice_says_that_it_loads_first() -> None:
     assert "nothing else could have served it\n" in text
 
 
+def test_when_it_was_decided_is_told_where_that_is_known() -> None:
+    assert " for request req-1 at 2026-11-30T05:18:29Z, by policy" in told(wall_ms=1_796_015_909_341)
+
+
+def test_a_draw_among_rows_that_are_as_good_is_called_one() -> None:
+    drawn: dict[str, object] = {
+        "chosen": "@borg/vllm",
+        "candidates": (candidate("@borg/vllm", 0.11), candidate("@atlas/ollama", 0.1)),
+        "alternatives": (Alternative(row="@atlas/ollama", score=0.1, top_factor="memory"),),
+    }
+    text = told(**drawn)
+    assert "chosen: @borg/vllm, because it was drawn among those that cost least by their estimates" in text
+    assert "@atlas/ollama  score 0.100 against 0.110  as good: the draw went the other way\n" in text
+    led = told(**drawn, reason=Reason.AUTHORITY)
+    assert "because the authority asked about it said so" in led
+    cold = replace(candidate("@atlas/ollama", 0.1, resident=False), out="cold")
+    text = told(**(drawn | {"candidates": (candidate("@borg/vllm", 0.11), cold)}))
+    assert "because it costs least" in text
+    assert "cold, cold" not in text
+
+
 def test_what_stood_in_and_what_left_the_mesh_is_said_so() -> None:
     far = replace(candidate("@tiny/ollama", 0.5), level=1, price=0.0123)
     kept = (

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import AsyncIterator
@@ -430,3 +432,18 @@ async def test_a_light_verb_loads_no_heavy_library(pairmesh: Host) -> None:
     )
     out, _ = await process.communicate()
     assert out.strip() == b"[]"
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_fault(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as unheard:
+        said = subprocess.run(
+            [sys.executable, "-m", "agent", "config", "show"],
+            env=os.environ | {"CONFIGURATION_DIRECTORY": str(tmp_path)},
+            stdout=unheard,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert (said.returncode, said.stderr) == (1, b"")
