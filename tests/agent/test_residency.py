@@ -20,7 +20,7 @@ from agent.engines.contract import EndpointStatus, Health, Residency
 from agent.observe.instruments import LoadMetrics
 from agent.observe.log import Log
 from agent.residency import Listeners, ModelResidency, Sources
-from agent.settings.manifest import EngineKind, Manifest
+from agent.settings.manifest import DeclaredModel, EngineKind, Manifest
 from router_core.placement.demand import demand_key
 from router_core.placement.residency.events import Key
 from router_core.policy.placement import PlacementPolicy
@@ -81,9 +81,12 @@ class Node:
         allowed: bool = True,
         unused_ms: int = 100,
         gpus: tuple[GpuStanding, ...] = (),
+        reserve_mib: int = 0,
+        limit_mib: int = LIMIT_MIB,
     ) -> None:
         self.gpus = gpus
-        self.watched = Watched(replace(described, reserve_vram_mib=0))
+        self.limit_mib = limit_mib
+        self.watched = Watched(replace(described, reserve_vram_mib=reserve_mib))
         self.world = World(policy=PlacementPolicy(realloc_enabled=allowed))
         self.asked: dict[str, int] = {}
         self.level: Level | None = Level.NONE
@@ -131,7 +134,7 @@ class Node:
             for model in self.status.resident
             if model.state in (Residency.LOADING, Residency.RESIDENT)
         ]
-        return LIMIT_MIB - sum(held) // MIB
+        return self.limit_mib - sum(held) // MIB
 
     def speak(self) -> None:
         self.said.append(set(self.leaving))
@@ -240,6 +243,24 @@ async def test_under_pressure_nothing_is_loaded_and_once_it_is_over_it_is(server
         await until(lambda: node.holds("tiny"), 30)
 
 
+async def test_an_engine_that_holds_one_model_is_made_to_drop_it_first_however_much_memory_is_free(
+    tmp_path: Path, models: Path
+) -> None:
+    try:
+        find_binary()
+    except LlamaUnavailable as reason:
+        pytest.skip(f"no real llama-server: {reason}")
+    with LlamaServer(router(models, models_max=1), tmp_path / "llama.log") as server:
+        async with living(Node(manifest(server.port), limit_mib=50_000)) as node:
+            node.asked = {"tiny": 60}
+            await until(lambda: node.holds("tiny"), 30)
+            node.asked = {"tiny": 6, "mid": 600}
+            await until(lambda: node.holds("mid"), 30, picture=lambda: (node.held(), node.lines[-5:]))
+    told = [json.loads(line)["event"] for line in node.lines]
+    assert told.index("model.draining") < told.index("model.unloaded")
+    assert {("here", "tiny")} in node.said
+
+
 # --- Ollama -------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +302,23 @@ async def test_a_model_that_others_use_in_ollama_stays_although_ollama_tells_of_
             await node.looked(3)
             assert node.holds(SMALL.name)
         await until(lambda: node.holds(LARGE.name))
+
+
+async def test_a_model_that_the_operator_keeps_makes_no_room(fake: FakeOllama) -> None:
+    kept = (DeclaredModel(name=SMALL.name, keep=True),)
+    async with living(Node(manifest(fake.port, EngineKind.OLLAMA, models=kept))) as node:
+        node.asked = {SMALL.name: 60}
+        await until(lambda: node.holds(SMALL.name))
+        node.asked = {LARGE.name: 600}
+        await node.looked(40)
+        assert node.holds(SMALL.name)
+
+
+async def test_what_the_operator_keeps_free_is_not_loaded_into(fake: FakeOllama) -> None:
+    async with living(Node(manifest(fake.port, EngineKind.OLLAMA), reserve_mib=LIMIT_MIB // 2)) as node:
+        node.asked = {SMALL.name: 600}
+        await node.looked(40)
+        assert node.held() == {}
 
 
 async def test_a_model_outside_of_the_gpu_is_not_unloaded_to_make_room_in_it(fake: FakeOllama) -> None:
