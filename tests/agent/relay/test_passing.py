@@ -234,6 +234,7 @@ async def test_the_reply_says_who_served_it() -> None:
             "x-pairmesh-model": "m",
             "x-pairmesh-decision-id": "d1",
             "x-pairmesh-reason": "native",
+            "x-pairmesh-hints": "class=honoured",
         }
         assert heard.headers["server"] == "pairmesh"
 
