@@ -19,12 +19,14 @@ _CLIENT_CLOSED = 499
 
 class Answering:
     """``status`` is 0 and ``first_byte_ms`` (boot ms) None until the answer began; ``code`` names what went wrong.
-    ``number`` is the count of attempts so far."""
+    ``number`` is the count of attempts so far, ``_own`` that of body bytes which no upstream said."""
 
     __slots__ = (
         "_asked",
         "_client",
+        "_own",
         "_parcel",
+        "_passes",
         "_released",
         "_request",
         "_voice",
@@ -42,12 +44,14 @@ class Answering:
         self._request = request
         self._asked = asked
         self._parcel = parcel
-        self._released = False
+        self._released = self._passes = False
+        self._own = 0
 
     def begin(self, attempt: Attempt, routed: Routed, number: int, now_ms: float) -> None:
         """Pass on the head and what came with it; what follows goes straight to the client."""
         self.first_byte_ms = now_ms
         self.status = attempt.status
+        self._passes = True
         self.release_body(attempt)
         lines = attempt.lines + self._voice.lines(self._asked, routed, number, attempt.status)
         self._client.begin(attempt.status, lines, attempt.length)
@@ -59,6 +63,7 @@ class Answering:
     def pass_whole(self, attempt: Attempt, routed: Routed, number: int) -> None:
         """Pass on an answer that was held back until it was known to be the client's."""
         self.status = attempt.status
+        self._passes = True
         self.release_body(attempt)
         body = b"".join(attempt.held)
         lines = passed_down(attempt.headers)
@@ -79,7 +84,9 @@ class Answering:
         """Answer in the client's dialect that there is no answer."""
         self.status, self.code = action.status, action.code
         self.release_body(attempt)
-        self._client.reply(self._voice.refusal(action, self._asked, turned, routed, number, held_ms))
+        answer = self._voice.refusal(action, self._asked, turned, routed, number, held_ms)
+        self._own = len(answer.body)
+        self._client.reply(answer)
 
     def cut(self, code: str, attempt: Attempt) -> None:
         """End an answer that has begun with an error that its stream has a place for, if it has one."""
@@ -87,6 +94,7 @@ class Answering:
         last = b""
         if attempt.stream is not None:
             last = self._voice.stream_error(code, mid_event=attempt.tail.mid_event)
+        self._own = len(last)
         self._client.cut(last)
 
     def cancelled(self, code: str) -> None:
@@ -121,7 +129,7 @@ class Answering:
             turned,
             status=self.status,
             code=self.code,
-            bytes_out=0 if attempt is None else attempt.size,
+            bytes_out=self._own + (attempt.size if self._passes and attempt is not None else 0),
             attempts=number,
             now_ms=now_ms,
             first_byte_ms=self.first_byte_ms,

@@ -70,7 +70,6 @@ class ServerConnection(asyncio.Protocol):
         self._stalled_at: tuple[int, int] | None = None
         self._closing = False
         self.deadline: int | None = None
-        self.bytes_out = 0
         self.caller: Any = None
 
     @property
@@ -166,7 +165,6 @@ class ServerConnection(asyncio.Protocol):
         """A head has been read, up to ``end`` of ``data``: judge it, then have the body."""
         request.accepted_ms = now
         self._request = request
-        self.bytes_out = 0
         length, chunked = request.length, request.head.chunked
         refusal = self._front.judge(self, request)
         if refusal is None and length > limits.REQUEST_BODY:
@@ -297,7 +295,6 @@ class ServerConnection(asyncio.Protocol):
             self._out += (b"%x\r\n" % len(data), data, b"\r\n")
         else:
             self._out.append(data)
-        self.bytes_out += len(data)
 
     def flush(self) -> None:
         """Write what was begun and pushed, at once."""
@@ -383,7 +380,6 @@ class ServerConnection(asyncio.Protocol):
         date, lines = self._dates.at(self._clock.wall_ms()), lines_of(answer.headers)
         head = reply_head(answer.status, date, lines, length=length, chunked=False, close=close)
         silent = bodyless or (self._request is not None and self._request.head.method == b"HEAD")
-        self.bytes_out = 0 if silent else len(answer.body)
         self._transport.write(head if silent else head + answer.body)
 
     def _answer(self, answer: Answer, *, keep: bool) -> None:

@@ -408,6 +408,17 @@ async def test_an_access_line_has_sizes_and_no_content() -> None:
         assert json.loads(up.requests[0].body)["prompt"] == "canary-5f3a"
 
 
+async def test_an_access_line_counts_what_the_client_was_sent_and_nothing_else() -> None:
+    async def half_an_error(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 500 X\r\ncontent-length: 99\r\n\r\n" + b"x" * 50)
+        exchange.close()
+
+    async with Recorder(half_an_error) as up, running(up.port) as relay:
+        heard = await ask(relay.port, post(relay.port))
+        line = relay.watch.lines[0]
+        assert (heard.status, line.bytes_out) == (502, len(heard.body))
+
+
 class Stopped:
     """A clock that stands still at a time at which the difference of two floats shows."""
 
