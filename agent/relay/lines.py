@@ -20,7 +20,7 @@ def line_of_answer(
         decision_id=None,
         peer=None,
         bytes_in=0 if request is None else request.length,
-        bytes_out=len(answer.body),
+        bytes_out=0 if request is not None and request.head.method == b"HEAD" else len(answer.body),
         attempts=0,
         total_ms=0.0 if request is None else float(now_ms - request.accepted_ms),
         first_byte_ms=None,

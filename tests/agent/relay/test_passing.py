@@ -396,6 +396,7 @@ async def test_head_and_get_agree() -> None:
                 silent.headers["content-length"],
             )
             assert silent.body == b""
+            assert [line.bytes_out for line in relay.watch.lines[-2:]] == [len(told.body), 0]
 
 
 async def test_an_access_line_has_sizes_and_no_content() -> None:
