@@ -18,7 +18,7 @@ from tests.agent.node.test_observing import Watched
 from tests.agent.relay.client import Client, ask, post
 from tests.agent.relay.rig import running
 from tests.agent.relay.test_failover import EVENT, broken, busy, eof, reset
-from tests.support.llama import free_port
+from tests.support.ports import HeldPort
 from tests.support.recorder import Exchange, Recorder, Script, say_ok
 from tests.support.until import until
 
@@ -81,10 +81,11 @@ async def test_an_endpoint_that_refuses_is_dialled_once_and_then_left_alone() ->
     wish = post(
         0, json.dumps({"model": "tiny", "messages": []}).encode(), headers=b"X-Pairmesh-Prefer: @me/e0\r\n"
     )
+    closed = HeldPort()
     async with (
         Recorder() as good,
         running(
-            free_port(),
+            closed.port,
             good.port,
             clock=world.clock,
             place=world.placing,
@@ -144,11 +145,12 @@ async def mixed(scripts: list[Script], *, dead: bool) -> None:
         number, _, _ = (exchange.request.value(b"x-request-id") or b"").decode()[1:].partition("-a")
         await scripts[int(number)](exchange)
 
+    closed = HeldPort()
     async with (
         Recorder(scripted) as one,
         Recorder(scripted) as two,
         running(
-            free_port() if dead else one.port,
+            closed.port if dead else one.port,
             two.port,
             clock=world.clock,
             place=world.placing,
