@@ -30,6 +30,20 @@ Look = Mapping[str, tuple[int, int, int, int]]
 """By path, what tells one version of a file from the next."""
 
 
+class Settling:
+    """When what is looked at is to be read: once two looks see the same, which was not ``read`` yet, or if asked."""
+
+    def __init__(self) -> None:
+        self.read: Look | None = None
+        self._last: Look | None = None
+
+    def is_due(self, look: Look, *, asked: bool) -> bool:
+        """One more look."""
+        due = asked or (look == self._last and look != self.read)
+        self._last = look
+        return due
+
+
 class Reloading:
     """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``, and reads anew
     what the same one names; ``secrets`` is the folder of the credentials; ``now`` is set to have all files read."""
@@ -57,18 +71,16 @@ class Reloading:
 
     async def run(self) -> None:
         """Follow the folder until cancelled."""
-        read: Look | None = None
-        last: Look | None = None
+        settling = Settling()
         while True:
             asked = self._now.is_set()
             self._now.clear()
             look = await asyncio.to_thread(look_at, self._folder, self._secrets)
-            if asked or (look == last and look != read):
+            if settling.is_due(look, asked=asked):
                 await self._read()
-                if asked or read is not None:
+                if asked or settling.read is not None:
                     self._log.info("config.reloaded", policy=self._current().hash, faults=len(self.faults))
-                read = look
-            last = look
+                settling.read = look
             self._endpoints.sweep()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
