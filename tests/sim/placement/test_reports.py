@@ -14,7 +14,7 @@ from router_core.sim.arrivals import Arrival
 from router_core.sim.fleet_world import Ask
 from router_core.sim.placement_pictures import Bar, bars, pictures
 from router_core.sim.placement_report import Gate, Mean, Tally, headline_gates, mean_of, table
-from router_core.sim.scenario import parse_scenario
+from router_core.sim.scenario import Measured, parse_scenario
 from router_core.sim.trial import FIGURES as FIGURES_TOLD
 from router_core.sim.trial import Result, missed, play
 from scripts import shared_data, simulate_placement
@@ -185,6 +185,16 @@ def test_pictures_are_well_formed_and_escape_names():
 def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(fault, said):
     with pytest.raises(LocalMisuse, match=said):
         parse_scenario({"name": "x", "node": [NODE]} | fault)
+
+
+def test_published_measurements_replace_what_a_file_says_where_they_are_at_hand():
+    scenario = parse_scenario(
+        {"name": "x", "batching": "Qwen", "beta": 0.2, "node": [NODE | {"gpu": "4090"}]}
+    )
+    (bare,) = scenario.specs(Measured())
+    (told,) = scenario.specs(Measured(speeds={"4090": (7_000.0, 128.0)}, slowdowns={"Qwen": 0.07}))
+    assert (bare.engine.models[0].pp, bare.engine.models[0].tg, bare.engine.beta) == (1_000.0, 50.0, 0.2)
+    assert (told.engine.models[0].pp, told.engine.models[0].tg, told.engine.beta) == (7_000.0, 128.0, 0.07)
 
 
 def test_a_host_on_which_nothing_fits_is_refused():
