@@ -172,7 +172,10 @@ def named(names: Iterable[str], requests: int | None) -> Mapping[str, Scenario]:
 
 
 def headline_runs(args: argparse.Namespace) -> list[Run]:
-    """What the gates need. ``pair-1.0`` draws its identities anew for each seed, so it gets more of them."""
+    """What the gates need. ``pair-1.0`` draws its identities anew for each seed, so it gets more of them. Raises
+    LocalMisuse if the suite is told what to play."""
+    if args.scenarios or args.policies:
+        raise LocalMisuse("a suite says itself which scenarios and policies are played")
     frozen = read_scenario("frozen")
     scenarios = [read_scenario("herd"), read_scenario("multi-model"), frozen]
     scenarios.append(replace(frozen, name="healthy", frozen=()))

@@ -293,6 +293,8 @@ def test_the_command_prints_tables_for_people(capsys):
         (["herd", "--shared=/nonexistent"], "/nonexistent has no folder traces"),
         (["frozen", "--policies=best"], "policy 'best' is unknown"),
         (["frozen", "--svg=/dev/null"], "/dev/null"),
+        (["frozen", "--suite=headline"], "a suite says itself"),
+        (["--policies=p2c", "--suite=headline"], "a suite says itself"),
     ],
 )
 def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys):
