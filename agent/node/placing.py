@@ -23,7 +23,7 @@ from router_core.placement.decide import decide
 from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.decision_id import DecisionIds
 from router_core.placement.demand import Counted, Demand
-from router_core.placement.eligibility import until_ms_of
+from router_core.placement.eligibility import targets_of, until_ms_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.hold import waiting_of
@@ -95,7 +95,8 @@ class Placing:
             return Choosing(self, asked, None, fault=hints)
         session, pin = self.session_of(hints, asked.accepted_ms)
         request = request_of(asked, hints, session, pin)
-        return Choosing(self, asked, request, until_ms=until_ms_of(request, policy))
+        targets = targets_of(request.hints.request_class, policy)
+        return Choosing(self, asked, request, until_ms=until_ms_of(request, targets))
 
     def session_of(self, hints: Hints, now: int) -> tuple[bytes | None, Pin | None]:
         """The key of the session that a client names, and where it was last served."""

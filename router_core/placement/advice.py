@@ -6,6 +6,7 @@ one nor excuses one from a filter. Refuses to ask: whoever does hands a ``Counse
 """
 
 import math
+from collections.abc import Iterable
 from enum import Enum
 from hashlib import blake2b
 from typing import Any
@@ -217,13 +218,11 @@ def heed(counsel: Counsel, seen: Survey, policy: PlacementPolicy, seed: bytes) -
     return AuthorityNote(mode=counsel.mode, outcome=outcome, ms=counsel.ms, reason=why, first=first)
 
 
-def led_by(note: AuthorityNote, order: list[S]) -> list[S]:
-    """``order`` with the row in front that an authoritative answer came to, the others as they were; empty
-    stays empty."""
-    first = next((scored for scored in order if scored.key == note.first), None) if note.leads else None
-    if first is None:
-        return order
-    return [first, *(scored for scored in order if scored is not first)]
+def led_by(note: AuthorityNote, rows: Iterable[S]) -> S | None:
+    """The one of ``rows`` that an authoritative answer came to, None if none did."""
+    if note.first is None or not note.leads:
+        return None
+    return next((scored for scored in rows if scored.key == note.first), None)
 
 
 def _within(advice: Advice, running: set[Endpoint], seed: bytes) -> list[Endpoint]:

@@ -12,10 +12,12 @@ Refuses to know where rows come from: those of a survey and those of a record ar
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
 
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import Alternative, AuthorityNote, Estimate
@@ -26,13 +28,17 @@ _SCORE = attrgetter("score")
 _FILL = attrgetter("fill")
 _VETO, _COLD = "veto", "cold"
 _FEW = 2
+_LOTS = 2.0**64
+_ROUTE, _NATIVE = Action.ROUTE, Reason.NATIVE
+_SPOKE = ("slo", "memory", "switch", "pressure", "speed", "spill", "adj")
 _factors = attrgetter("slo", "memory", "switch", "pressure", "speed", "spill")
 
 
 class Standing(Protocol):
     """A scored row as the choice sees it. ``reserve`` says why it only backs up the others; ``fill`` is how many
     requests are there for each it serves at a time; ``age_ms`` is that of its picture, ``period_ms`` how often a new
-    one comes; ``samples`` is how often it was tried from here, None if that is not told."""
+    one comes; ``samples`` is how often it was tried from here, None if that is not told; ``worst`` is the largest factor,
+    ``speed`` aside, which is relative and vetoes nothing."""
 
     @property
     def key(self) -> Endpoint: ...
@@ -73,6 +79,8 @@ class Standing(Protocol):
     @property
     def samples(self) -> int | None: ...
     @property
+    def worst(self) -> float: ...
+    @property
     def reserve(self) -> str | None: ...
 
 
@@ -84,123 +92,119 @@ def seed_of(request_id: str, attempt: int) -> bytes:
     return blake2b(f"{request_id}:{attempt}".encode(), digest_size=8).digest()
 
 
-def choose(
-    scored: Sequence[S], policy: PlacementPolicy, seed: bytes, capacity: Callable[[S], float]
-) -> list[S]:
-    """``scored`` by score, but the chosen one first; empty stays empty. The order they come in says nothing: rows of
-    equal score go by endpoint and model. ``capacity`` is what a row can sustain, in requests like this one per
-    second."""
-    by_score = _by_score(scored)
-    if len(by_score) < 2:
-        return by_score
-    field = _Field(by_score, policy)
-    chosen = field.packed or _draw(_standing(field, policy), policy, seed, capacity)
-    if chosen is by_score[0]:
-        return by_score
-    return [chosen, *[row for row in by_score if row is not chosen]]
+class Field(Struct, Generic[S]):
+    """Scored rows by score, and what became of each.
 
+    Rows with a factor ``above`` are vetoed, those within ``reach`` of a row's score may dominate it, by more than ``eps``.
+    ``packed`` is the row that a packing policy takes, whatever dominates it. The rest is found out when it is first
+    asked for: why the first rows are out, whether the veto holds, how soon a free warm row would be done, the least of
+    each factor, and how often no row was dominated that looked as if.
+    """
 
-def ranking(order: Sequence[S], policy: PlacementPolicy) -> list[tuple[S, str | None]]:
-    """Rows as ``choose`` ordered them, in the order in which they would be tried, each with the reason for which it
-    left the choice: ``veto``, ``cold``, ``dominated:<row>``, None if it did not. The first is the chosen one, come what
-    may."""
-    if len(order) < 2:
-        return [(row, None) for row in order]
-    field, first = _Field(_by_score(order), policy), order[0]
-    rest = [(row, field.out(row)) for row in order[1:]]
-    if None not in [out for _, out in rest] and field.out(first) is not None:
-        stays = next(row for row in field.rows if field.out(row) not in (_VETO, _COLD))
-        rest = [(row, None if row is stays else out) for row, out in rest]
-    rest.sort(key=_rank)
-    return [(first, None), *rest]
+    rows: list[S]
+    policy: PlacementPolicy
+    above: float
+    eps: float
+    reach: float
+    packed: S | None = None
+    outs: list[str | None] = []
+    vetoes: bool | None = None
+    soonest_s: float | None = None
+    least: tuple[float, ...] | None = None
+    vain: int = 0
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Field) and self.rows == other.rows and self.policy == other.policy
 
-def _rank(judged: tuple[Standing, str | None]) -> int:
-    out = judged[1]
-    if out is None:
-        return 0
-    return 3 if out == _VETO else 2 if out == _COLD else 1
+    def standing(self) -> list[S]:
+        """The rows that did not leave the choice, as far behind the best of them as a draw could reach; if all left, the
+        best of those that only others dominate."""
+        policy, until, outs = self.policy, math.inf, self.outs
+        standing: list[S] = []
+        outs.clear()
+        for row in self.rows:
+            if row.score > until:
+                break
+            outs.append(out := self._out(row))
+            if out is None:
+                if not standing:
+                    until = row.score + policy.tie_fixed + policy.tie_per_period
+                standing.append(row)
+        return standing or [self._best_beaten()]
 
+    def ranking(self, first: S) -> list[tuple[S, str | None]]:
+        """All rows in the order in which they would be tried, each with the reason for which it left the choice: ``veto``,
+        ``cold``, ``dominated:<row>``, None if it did not. ``first`` is the chosen one, come what may."""
+        stand: list[tuple[S, str | None]] = [(first, None)]
+        beaten: list[tuple[S, str | None]] = []
+        cold: list[tuple[S, str | None]] = []
+        vetoed: list[tuple[S, str | None]] = []
+        stays = None
+        outs = [*self.outs, *[self._out(row) for row in self.rows[len(self.outs) :]]]
+        for row, out in zip(self.rows, outs, strict=True):
+            if row is first:
+                stays = out
+            elif out is None:
+                stand.append((row, None))
+            else:
+                (vetoed if out is _VETO else cold if out is _COLD else beaten).append((row, out))
+        if len(stand) == 1 and beaten and stays is not None:
+            best = self._best_beaten()
+            stand += [(row, None) for row, _ in beaten if row is best]
+            beaten = [each for each in beaten if each[0] is not best]
+        return [*stand, *beaten, *cold, *vetoed]
 
-def _by_score(scored: Sequence[S]) -> list[S]:
-    rows = sorted(scored, key=_SCORE)
-    if len({row.score for row in rows}) < len(rows):
-        rows.sort(key=_place)
-    return rows
-
-
-def _place(scored: Standing) -> tuple[float, Endpoint, str]:
-    return scored.score, scored.key, scored.model
-
-
-def _standing(field: "_Field[S]", policy: PlacementPolicy) -> list[S]:
-    """The rows that did not leave the choice, as far behind the best of them as a draw could reach; if all left, the
-    best of those that only others dominate."""
-    standing: list[S] = []
-    until = math.inf
-    for row in field.rows:
-        if row.score > until:
-            break
-        if field.stands(row):
-            if not standing:
-                until = row.score + policy.tie_fixed + policy.tie_per_period
-            standing.append(row)
-    return standing or [next(row for row in field.rows if field.out(row) not in (_VETO, _COLD))]
-
-
-class _Field(Generic[S]):
-    """Scored rows by score, and what hangs on all of them, found out when a row first asks. ``packed`` is the row that a
-    packing policy takes, whatever dominates it."""
-
-    def __init__(self, by_score: Sequence[S], policy: PlacementPolicy) -> None:
-        self.rows = by_score
-        self.packed: S | None = None
-        self._policy = policy
-        self._reach = policy.pareto_eps * total(policy.weights)
-        self._vetoes: bool | None = None
-        self._soonest_s: float | None = None
-        self._least: tuple[float, ...] | None = None
-        self._asked = 0
-        if policy.pack_below:
-            self.packed = self._fullest(policy.pack_below)
-
-    def out(self, row: S) -> str | None:
+    def _out(self, row: S) -> str | None:
         """Why ``row`` leaves the choice, None if it stands."""
-        if self._vetoed(row):
+        if row.worst > self.above and self._are_vetoed():
             return _VETO
-        if self._too_cold(row):
+        if not row.resident and row.est.ect > self._soonest_warm_s():
             return _COLD
-        beater = self._beater(row)
+        beater = self._beater(row) if self.packed is None else None
         return None if beater is None else f"dominated:{beater.key}"
 
-    def stands(self, row: S) -> bool:
-        """Whether ``row`` does not leave the choice."""
-        return not self._vetoed(row) and not self._too_cold(row) and self._beater(row) is None
-
-    def _too_cold(self, row: S) -> bool:
-        return not row.resident and row.est.ect > self._soonest_warm_s()
+    def _best_beaten(self) -> S:
+        """The best of the rows that neither veto nor cold keeps out."""
+        return next(row for row in self.rows if self._out(row) not in (_VETO, _COLD))
 
     def _beater(self, row: S) -> S | None:
-        """The best row that dominates ``row``, None if no row does or all that counts is how full they are."""
-        if self.packed is not None:
-            return None
-        eps, limit = self._policy.pareto_eps, row.score + self._reach
-        self._asked += 1
-        if self._asked > _FEW and self._is_unbeaten(row, eps):
-            return None
+        """The best row that dominates ``row``: that is nowhere worse by more than eps, somewhere better by more, and pays
+        no more besides. None if no row does."""
+        eps, limit = self.eps, row.score + self.reach
+        slo, speed, pressure = row.slo + eps, row.speed + eps, row.pressure + eps
         for other in self.rows:
             if other.score > limit:
-                return None
-            if other is not row and dominates(other, row, eps):
-                return other
+                break
+            if (
+                other.slo <= slo
+                and other.speed <= speed
+                and other.pressure <= pressure
+                and other.memory <= row.memory + eps
+                and other.switch <= row.switch + eps
+                and other.spill <= row.spill + eps
+                and other.adj <= row.adj
+                and other is not row
+            ):
+                if (
+                    other.speed < row.speed - eps
+                    or other.slo < row.slo - eps
+                    or other.pressure < row.pressure - eps
+                    or other.memory < row.memory - eps
+                    or other.switch < row.switch - eps
+                    or other.spill < row.spill - eps
+                ):
+                    return other
+                self.vain += 1
+                if self.vain > _FEW and self._is_unbeaten(row, eps):
+                    break
         return None
 
     def _is_unbeaten(self, row: S, eps: float) -> bool:
         """True if no row at all is better than ``row`` by more than ``eps`` in any factor, as among alike rows."""
-        if self._least is None:
+        if self.least is None:
             columns = zip(*[_factors(other) for other in self.rows], strict=True)
-            self._least = tuple([min(column) for column in columns])
-        slo, memory, switch, pressure, speed, spill = self._least
+            self.least = tuple([min(column) for column in columns])
+        slo, memory, switch, pressure, speed, spill = self.least
         return (
             slo >= row.slo - eps
             and speed >= row.speed - eps
@@ -210,67 +214,77 @@ class _Field(Generic[S]):
             and spill >= row.spill - eps
         )
 
-    def _fullest(self, below: float) -> S | None:
+    def fullest(self, below: float) -> S | None:
         """The fullest row that keeps its promise all the same, the best of equals; warm ones first."""
-        good = [row for row in self.rows if row.slo < below and not self._vetoed(row)]
+        most = self._highest()
+        good = [row for row in self.rows if row.slo < below and row.worst <= most]
         warm = [row for row in good if row.resident]
         cold = [row for row in good if row.est.ect <= self._soonest_warm_s()] if not warm else []
         return max(warm or cold, key=_FILL, default=None)
 
-    def _vetoed(self, row: S) -> bool:
-        if self._vetoes is False or worst(row) <= self._policy.veto_above:
-            return False
-        if self._vetoes is None:
-            below = self._policy.veto_needs_below
-            self._vetoes = any(worst(other) < below for other in self.rows)
-        return self._vetoes
+    def _are_vetoed(self) -> bool:
+        """Whether rows with a factor above the veto leave, because another row is far enough below it."""
+        if self.vetoes is None:
+            below = self.policy.veto_needs_below
+            self.vetoes = any(other.worst < below for other in self.rows)
+        return self.vetoes
+
+    def _highest(self) -> float:
+        """The largest factor that no veto falls on."""
+        return self.above if self._are_vetoed() else math.inf
 
     def _soonest_warm_s(self) -> float:
-        if self._soonest_s is None:
-            warm = [row.est.ect for row in self.rows if row.resident and row.free and not self._vetoed(row)]
-            self._soonest_s = min(warm, default=math.inf)
-        return self._soonest_s
+        if self.soonest_s is None:
+            most = self._highest()
+            warm = [row.est.ect for row in self.rows if row.resident and row.free and row.worst <= most]
+            self.soonest_s = min(warm, default=math.inf)
+        return self.soonest_s
 
 
-def worst(scored: Standing) -> float:
-    """The largest factor, ``speed`` aside, which is relative and vetoes nothing."""
-    return max(scored.slo, scored.pressure, scored.memory, scored.switch, scored.spill)
+def field_of(scored: Iterable[S], policy: PlacementPolicy) -> Field[S]:
+    """``scored`` by score, those of equal score by endpoint and model, so that the order they come in says nothing."""
+    eps = policy.pareto_eps
+    field = Field(_by_score(scored), policy, policy.veto_above, eps, eps * policy.weights.total)
+    if policy.pack_below:
+        field.packed = field.fullest(policy.pack_below)
+    return field
 
 
-def dominates(b: Standing, a: Standing, eps: float) -> bool:
-    """True if ``b`` is nowhere worse than ``a`` by more than ``eps``, somewhere better by more, and pays no more
-    besides."""
-    return (
-        b.slo <= a.slo + eps
-        and b.speed <= a.speed + eps
-        and b.pressure <= a.pressure + eps
-        and b.memory <= a.memory + eps
-        and b.switch <= a.switch + eps
-        and b.spill <= a.spill + eps
-        and b.adj <= a.adj
-        and (
-            b.slo < a.slo - eps
-            or b.speed < a.speed - eps
-            or b.pressure < a.pressure - eps
-            or b.memory < a.memory - eps
-            or b.switch < a.switch - eps
-            or b.spill < a.spill - eps
-        )
-    )
+def choose(field: Field[S], seed: bytes, capacity: Callable[[S], float]) -> S | None:
+    """The row of ``field`` that serves, None if there is none. ``capacity`` is what a row can sustain, in requests like this
+    one per second."""
+    rows = field.rows
+    if len(rows) < 2:
+        return rows[0] if rows else None
+    return field.packed or _draw(field.standing(), field.policy, seed, capacity)
 
 
-def total(weights: Weights) -> float:
-    """Sum of all weights: the most that scores can differ by, bonuses aside."""
-    return weights.slo + weights.memory + weights.switch + weights.pressure + weights.spill + weights.speed
+def _by_score(scored: Iterable[S]) -> list[S]:
+    rows, last = sorted(scored, key=_SCORE), None
+    for row in rows:
+        if row.score == last:
+            rows.sort(key=_place)
+            break
+        last = row.score
+    return rows
+
+
+def _place(scored: Standing) -> tuple[float, Endpoint, str]:
+    return scored.score, scored.key, scored.model
 
 
 def near_ties(standing: list[S], policy: PlacementPolicy) -> list[S]:
     """The rows that share the draw: those within the margin of the best, without cold ones if any is resident."""
     best = standing[0]
-    periods = min(1.0, best.age_ms / best.period_ms)
+    periods = best.age_ms / best.period_ms if best.age_ms < best.period_ms else 1.0
     limit = best.score + policy.tie_fixed + policy.tie_per_period * periods
-    tied = [row for row in standing if row.score <= limit]
-    warm = [row for row in tied if row.resident]
+    tied, warm = [], []
+    for row in standing:
+        if row.score > limit:
+            break
+        tied.append(row)
+        if row.resident:
+            warm.append(row)
     return warm or tied
 
 
@@ -280,11 +294,11 @@ def draw_weights(tied: Sequence[S], capacity: Callable[[S], float]) -> list[floa
 
 
 def _draw(standing: list[S], policy: PlacementPolicy, seed: bytes, capacity: Callable[[S], float]) -> S:
+    if len(standing) == 1:
+        return standing[0]
     tied = near_ties(standing, policy)
-    if len(tied) == 1:
-        return tied[0]
     weights = draw_weights(tied, capacity)
-    point = int.from_bytes(seed, "big") / 2**64 * sum(weights)
+    point = int.from_bytes(seed) / _LOTS * sum(weights)
     for row, weight in zip(tied, weights, strict=True):
         point -= weight
         if point < 0.0:
@@ -296,20 +310,21 @@ def action_of(*, is_cloud: bool, resident: bool) -> Action:
     """What serving by such a row means."""
     if is_cloud:
         return Action.SPILL
-    return Action.ROUTE if resident else Action.ROUTE_COLD
+    return _ROUTE if resident else Action.ROUTE_COLD
 
 
 def reason_of(
-    chosen: Standing, others: Sequence[Standing], degraded: Sequence[str], note: AuthorityNote
+    chosen: Standing, rows: Sequence[Standing], degraded: Sequence[str], note: AuthorityNote
 ) -> Reason:
-    """What made ``chosen`` win over ``others``: a bonus only if another row would win without it."""
+    """What made ``chosen`` win over the other ``rows``: a bonus only if another row would win without it."""
     if degraded and any(kind != "digest_conflict" for kind in degraded):
         return Reason.DEGRADED
-    if note.leads:
+    if note.first is not None and note.leads:
         return Reason.AUTHORITY
     if not (chosen.hint_bonus or chosen.affinity_bonus):
-        return Reason.NATIVE
-    rival = min([other.score for other in others if other.reserve is None], default=None)
+        return _NATIVE
+    rivals = [other.score for other in rows if other is not chosen and other.reserve is None]
+    rival = min(rivals, default=None)
     if rival is None:
         return Reason.NATIVE
     if chosen.hint_bonus and rival < chosen.score + chosen.hint_bonus:
@@ -319,15 +334,23 @@ def reason_of(
     return Reason.NATIVE
 
 
-def alternative_of(row: Standing, chosen: Standing, weights: Weights) -> Alternative:
-    """``row`` with the factor that speaks most against it."""
-    gap, name = max(
-        (weights.slo * (row.slo - chosen.slo), "slo"),
-        (weights.memory * (row.memory - chosen.memory), "memory"),
-        (weights.switch * (row.switch - chosen.switch), "switch"),
-        (weights.pressure * (row.pressure - chosen.pressure), "pressure"),
-        (weights.speed * (row.speed - chosen.speed), "speed"),
-        (weights.spill * (row.spill - chosen.spill), "spill"),
-        (row.adj - chosen.adj, "adj"),
-    )
-    return Alternative(row=row.key, score=row.score, top_factor=name if gap > 0.0 else "draw")
+def alternatives_of(
+    others: Iterable[Standing], chosen: Standing, weights: Weights
+) -> tuple[Alternative, ...]:
+    """``others`` with the factor that speaks most against each."""
+    slo, memory, switch, pressure = chosen.slo, chosen.memory, chosen.switch, chosen.pressure
+    speed, spill, adj = chosen.speed, chosen.spill, chosen.adj
+    told = []
+    for row in others:
+        gaps = (
+            weights.slo * (row.slo - slo),
+            weights.memory * (row.memory - memory),
+            weights.switch * (row.switch - switch),
+            weights.pressure * (row.pressure - pressure),
+            weights.speed * (row.speed - speed),
+            weights.spill * (row.spill - spill),
+            row.adj - adj,
+        )
+        most = max(gaps)
+        told.append(Alternative(row.key, row.score, _SPOKE[gaps.index(most)] if most > 0.0 else "draw"))
+    return tuple(told)

@@ -9,7 +9,7 @@ from random import Random
 
 from router_core.placement.admission import retry_after_s
 from router_core.placement.advice import heed, led_by
-from router_core.placement.choose import action_of, choose, reason_of, seed_of
+from router_core.placement.choose import action_of, choose, field_of, reason_of, seed_of
 from router_core.placement.decision import ALTERNATIVES, EXCLUDED_KEPT, Decision, Evidence
 from router_core.placement.decision_id import new_id
 from router_core.placement.eligibility import matches
@@ -20,7 +20,7 @@ from router_core.placement.hints import NARROWING
 from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, Choice, ViewFacts
-from router_core.placement.request import HintNote, NodeRef, PlacementRequest
+from router_core.placement.request import NO_HINTS, HintNote, NodeRef, PlacementRequest
 from router_core.placement.room import is_shed, without_row
 from router_core.placement.survey import Survey, survey
 from router_core.placement.weighing import Scored
@@ -31,6 +31,7 @@ _WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
 _SHED = Action.SHED, Reason.SHED, None
 _SCORE = attrgetter("score")
+_ROUTE = Action.ROUTE
 
 
 def decide(
@@ -50,31 +51,36 @@ def decide(
     counsel = request.advice
     note = NO_AUTHORITY if counsel is None else heed(counsel, seen, policy, seed)
     shed = is_shed(request, seen, policy, seed)
-    running = [] if shed else seen.scored
-    order = led_by(note, choose(running, policy, seed, lambda row: capacity(row.row, seen.need)))
-    tried = explored(order, policy, seed, request.request_id, seen.degraded, note)
-    order = tried or order
+    field = field_of([] if shed else seen.scored, policy)
+    rows = field.rows
+    chosen = led_by(note, rows) or choose(field, seed, lambda row: capacity(row.row, seen.need))
     if counsel is None or request.attempt > 1:
         decision_id = called or new_id(rng)
     else:
         decision_id = counsel.decision_id
-    chosen = retry_s = hold = None
+    spilling = fleet.live.spilling
+    retry_s = hold = None
     nearby: tuple[str, ...] = ()
-    if order:
-        chosen = order[0]
+    if chosen is not None:
+        tried = explored(chosen, rows, policy, seed, request.request_id, seen.degraded, note)
+        chosen = tried or chosen
         action = action_of(is_cloud=chosen.row.cloud, resident=chosen.resident)
         full = (
             full
-            or len(order) + len(seen.reserves) <= policy.candidates_kept
-            or action is not Action.ROUTE
+            or len(rows) + len(seen.reserves) <= policy.candidates_kept
+            or action is not _ROUTE
             or request.attempt > 1
             or tried is not None
             or seed[-1] % _FULL_ONE_IN == 0
         )
-        reason = Reason.EXPLORE if tried is not None else reason_of(chosen, order[1:], seen.degraded, note)
+        reason = Reason.EXPLORE if tried is not None else reason_of(chosen, rows, seen.degraded, note)
+        others = rows[1:] if chosen is rows[0] else [row for row in rows if row is not chosen]
+        if not full:
+            del others[ALTERNATIVES:]
     else:
         action, reason, hold = _SHED if shed else without_row(request, seen, fleet, policy, now)
-        order, full = seen.scored, True
+        field, full = field_of(seen.scored, policy), True
+        others = field.rows
         if reason.status in _RETRIED:
             retry_s = retry_after_s(_waits_s(seen, now), rng)
         if reason is Reason.MODEL_ABSENT and not seen.offered:
@@ -85,7 +91,7 @@ def decide(
         action=action,
         reason=reason,
         chosen=_choice(chosen, request, seen, now) if chosen is not None else None,
-        hints=_hint_notes(request, seen, chosen, fleet, reason),
+        hints=() if request.hints is NO_HINTS else _hint_notes(request, seen, chosen, fleet, reason),
         counts=seen.counts,
         degraded=seen.degraded,
         authority=note,
@@ -102,13 +108,14 @@ def decide(
                 m_r=fleet.m_r,
                 rows=len(seen.rows),
                 cut=seen.cut,
-                spill_on=request.hints.request_class in fleet.live.spilling,
+                spill_on=len(spilling) > 0 and request.hints.request_class in spilling,
             ),
             resolved=seen.resolved if seen.offered else "",
-            scored=tuple(order if full else order[: 1 + ALTERNATIVES]),
+            chosen=chosen,
+            others=tuple(others),
+            field=field if full else None,
             reserves=tuple(seen.reserves if full else sorted(seen.reserves, key=_SCORE)[:ALTERNATIVES]),
             excluded=seen.excluded[:EXCLUDED_KEPT],
-            full=full,
         ),
         hold=hold,
         retry_after_s=retry_s,
@@ -127,7 +134,9 @@ def _waits_s(seen: Survey, now: int) -> list[float]:
 
 def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -> Choice:
     row, est, need = scored.row, scored.est, seen.need
-    wait_ms = max(_WAIT_LEAST_MS, round(2000.0 * est.wait + 250.0 * need.ttft_s))
+    wait_ms = round(2000.0 * est.wait + 250.0 * need.ttft_s)
+    if wait_ms < _WAIT_LEAST_MS:
+        wait_ms = _WAIT_LEAST_MS
     if request.refused or "pressure" in seen.degraded or len(seen.scored) + len(seen.reserves) == 1:
         wait_ms = max(wait_ms, need.until_ms - now)
     return Choice(

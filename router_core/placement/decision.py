@@ -4,13 +4,13 @@ Rules: a decision owns all it stood on, so its record tells exactly what routed,
 only the rows its record shows, never a whole fleet. Refuses to decide anything anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from msgspec import Struct
 
 from router_core.ids import NodeId
-from router_core.placement.choose import alternative_of, ranking
+from router_core.placement.choose import Field, alternatives_of
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
@@ -19,11 +19,13 @@ from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import (
     BACKUP,
     NO_AUTHORITY,
+    Alternative,
     AuthorityNote,
     Candidate,
     Choice,
     DecisionRecord,
     Excluded,
+    Factors,
     RequestFacts,
     ViewFacts,
 )
@@ -42,9 +44,9 @@ _SCORE = attrgetter("score")
 class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     """What the record of a decision is made of.
 
-    ``scored`` are the rows in the running, the chosen one (if any) first, then by score, and ``reserves`` those behind
-    them: all if the record is to be ``full``, else the best. ``excluded`` are the first of those left out. ``resolved``
-    is empty if nobody offers the model.
+    ``chosen`` is the row that serves, if one does, ``others`` those beside it in the running, by score, ``reserves`` those
+    behind them. If the record tells them all, ``field`` is what was chosen from, else they are only the best.
+    ``excluded`` are the first of those left out. ``resolved`` is empty if nobody offers the model.
     """
 
     request: PlacementRequest
@@ -55,10 +57,11 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     seed: bytes
     view: ViewFacts
     resolved: str
-    scored: tuple[Scored, ...]
+    chosen: Scored | None
+    others: tuple[Scored, ...]
     reserves: tuple[Scored, ...]
     excluded: tuple[Exclusion, ...]
-    full: bool
+    field: Field[Scored] | None
 
 
 class HoldTerms(Struct, frozen=True, gc=False, kw_only=True):
@@ -105,21 +108,26 @@ class Decision(Struct, frozen=True, gc=False, kw_only=True):
 
 def record_of(decision: Decision) -> DecisionRecord:
     """Why ``decision`` came out as it did."""
-    seen, chosen = decision.evidence, decision.chosen
-    scored, reserves, excluded = seen.scored, seen.reserves, seen.excluded
-    need, policy = seen.need, seen.policy
-    running = ranking(scored, policy) if seen.full else [(row, None) for row in scored]
-    candidates = [_candidate(row, out, need, policy) for row, out in running]
+    seen, choice = decision.evidence, decision.chosen
+    chosen, others, reserves, excluded = seen.chosen, seen.others, seen.reserves, seen.excluded
+    need, policy, field = seen.need, seen.policy, seen.field
+    in_running = others if chosen is None else (chosen, *others)
+    if field is not None and in_running:
+        running = field.ranking(in_running[0])
+    else:
+        running = [(row, None) for row in in_running]
+    names: dict[str, str] = {}
+    candidates = _candidates(running, need, policy, names)
     if reserves:
-        candidates += [_candidate(row, None, need, policy) for row in reserves]
-    names = {each.row.key: each.row.label for each in (*scored, *reserves)}
+        candidates += _candidates([(row, None) for row in reserves], need, policy, names)
     for gone in excluded:
         names[gone.row.key] = gone.row.label
-    margin, alternatives = None, []
-    if chosen is not None and (others := sorted((*scored[1:], *reserves), key=_SCORE)):
-        first, weights = scored[0], policy.weights
-        margin = others[0].score - first.score
-        alternatives = [alternative_of(other, first, weights) for other in others[:ALTERNATIVES]]
+    margin: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    if chosen is not None and (others or reserves):
+        nearest = sorted((*others, *reserves), key=_SCORE) if reserves else others
+        margin = nearest[0].score - chosen.score
+        alternatives = alternatives_of(nearest[:ALTERNATIVES], chosen, policy.weights)
     return DecisionRecord(
         decision.id,
         decision.request_id,
@@ -130,50 +138,63 @@ def record_of(decision: Decision) -> DecisionRecord:
         seen.view,
         _request_facts(seen),
         decision.hints,
-        tuple([_excluded(gone, need) for gone in excluded]),
-        {code.value: count for code, count in decision.counts.items()},
+        tuple([_excluded(gone, need) for gone in excluded]) if excluded else (),
+        {code.value: count for code, count in decision.counts.items()} if decision.counts else {},
         tuple(candidates),
-        seen.full,
+        field is not None,
         decision.action,
-        chosen.endpoint if chosen is not None else None,
+        choice.endpoint if choice is not None else None,
         decision.reason,
         margin,
         decision.degraded,
-        tuple(alternatives),
+        alternatives,
         policy_hash=policy.hash,
         names=names,
         authority=decision.authority,
     )
 
 
-def _candidate(scored: Scored, out: str | None, need: Need, policy: PlacementPolicy) -> Candidate:
-    row, est, adj = scored.row, scored.est, scored.adj
-    hint, affinity = scored.hint_bonus, scored.affinity_bonus
-    queue_risk = 0.0
-    if est.wait:
-        queue_risk = scored.slo - slo_cost(row, need, est.ttft - est.wait, est.sd, est.tpot)
-    return Candidate(
-        row.key,
-        row.model,
-        scored.resident,
-        scored.free,
-        scored.age_ms,
-        row.period_ms,
-        est,
-        scored.f,
-        adj,
-        adj + hint + affinity,
-        hint=hint / policy.hint_bonus if hint else 0.0,
-        affinity=affinity / policy.affinity_bonus if affinity else 0.0,
-        capacity=capacity(row, need),
-        queue_risk=queue_risk,
-        score=scored.score,
-        out=BACKUP if scored.reserve is not None else out,
-        level=scored.match.level,
-        price=price_of(row, need) if row.cloud else None,
-        fill=scored.fill,
-        samples=row.samples,
-    )
+def _candidates(
+    running: Iterable[tuple[Scored, str | None]], need: Need, policy: PlacementPolicy, names: dict[str, str]
+) -> list[Candidate]:
+    """What is told of scored rows and why each is out; ``names`` gets how people call them."""
+    told = []
+    for scored, out in running:
+        row, est, slo = scored.row, scored.est, scored.slo
+        penalty, hint, affinity = scored.adj, scored.hint_bonus, scored.affinity_bonus
+        if hint or affinity:
+            penalty += hint + affinity
+            hint = hint and hint / policy.hint_bonus
+            affinity = affinity and affinity / policy.affinity_bonus
+        queue_risk = 0.0
+        if est.wait:
+            queue_risk = slo - slo_cost(row, need, est.ttft - est.wait, est.sd, est.tpot)
+        names[row.key] = row.label
+        told.append(
+            Candidate(
+                row.key,
+                row.model,
+                scored.resident,
+                scored.free,
+                scored.age_ms,
+                row.period_ms,
+                est,
+                Factors(slo, scored.memory, scored.switch, scored.pressure, scored.speed, scored.spill),
+                scored.adj,
+                penalty,
+                hint,
+                affinity,
+                capacity(row, need),
+                queue_risk,
+                scored.score,
+                BACKUP if scored.reserve is not None else out,
+                scored.match.level,
+                price_of(row, need) if row.cloud else None,
+                scored.busy / row.k,
+                row.samples,
+            )
+        )
+    return told
 
 
 def _excluded(gone: Exclusion, need: Need) -> Excluded:
@@ -187,7 +208,7 @@ def _request_facts(seen: Evidence) -> RequestFacts:
         request.model if seen.resolved else "",
         seen.resolved,
         need.digest.hex() if need.digest is not None else None,
-        need.match.value,
+        need.match._value_,
         dialect_name(need.dialect),
         capability_names(need.inferred | need.explicit),
         stream=request.stream,
@@ -195,11 +216,11 @@ def _request_facts(seen: Evidence) -> RequestFacts:
         output_tokens=need.output,
         ctx_need=need.ctx,
         images=request.images,
-        request_class=hints.request_class.value,
+        request_class=hints.request_class._value_,
         slo_ttft_ms=round(1000.0 * need.ttft_s),
         slo_tpot_ms=round(1000.0 * need.tpot_s) if need.tpot_s is not None else None,
         deadline_ms=need.until_ms - request.arrival_ms,
-        locality=need.locality.value,
+        locality=need.locality._value_,
         caller=request.caller,
         session=request.session.hex() if request.session is not None else None,
     )

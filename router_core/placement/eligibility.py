@@ -4,8 +4,8 @@ Rules: filters run in the order of ``reasons.EXCLUSIONS`` and the first that fai
 excludes only on a known no, an explicit one needs a known yes; empty stays empty. Refuses to rank.
 """
 
-import math
 from collections.abc import Mapping
+from math import ceil
 
 from msgspec import Struct
 
@@ -30,6 +30,7 @@ from router_core.record.state import Capability, Dialect
 
 _OPEN = 2
 _EXACT = Match.EXACT
+_INTERACTIVE = RequestClass.INTERACTIVE
 _HOST, _ANY = Locality.HOST, Locality.ANY
 _EMBEDS = int(Dialect.EMBED | Dialect.OLLAMA_EMBED)
 _NO_OUTPUT = int(NO_OUTPUT)
@@ -77,11 +78,9 @@ def need_of(
     targets = targets_of(hints.request_class, policy)
     prompt = request.prompt_tokens
     if prompt is None:
-        prompt = (
-            math.ceil(request.text_bytes / bytes_per_token)
-            + policy.image_tokens * request.images
-            + policy.audio_tokens * request.audio_parts
-        )
+        prompt = ceil(request.text_bytes / bytes_per_token)
+        if request.images or request.audio_parts:
+            prompt += policy.image_tokens * request.images + policy.audio_tokens * request.audio_parts
     each = 0
     if not dialect & _NO_OUTPUT:
         each = learned if learned is not None else policy.output_tokens
@@ -89,11 +88,14 @@ def need_of(
             each = hints.expect_tokens
         if request.output_cap is not None:
             each = min(each, request.output_cap)
+    ctx = ceil(policy.prompt_slack * prompt) + each
+    if hints.ctx_least is not None or request.num_ctx is not None:
+        ctx = max(ctx, hints.ctx_least or 0, request.num_ctx or 0)
     return Need(
         dialect,
         int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
         int(hints.requires_caps),
-        max(hints.ctx_least or 0, request.num_ctx or 0, math.ceil(policy.prompt_slack * prompt) + each),
+        ctx,
         request.num_ctx,
         locality,
         may_spill=locality is _ANY,
@@ -102,10 +104,10 @@ def need_of(
         digest=digest,
         match=hints.match if hints.match is _EXACT else _match(hints.match, dialect, policy),
         prompt=prompt,
-        output=each * max(1, request.choices),
+        output=each * request.choices if request.choices > 1 else each,
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
         tpot_s=hints.slo_tpot_ms / 1000.0 if hints.slo_tpot_ms is not None else targets.tpot_s,
-        until_ms=until_ms_of(request, policy),
+        until_ms=until_ms_of(request, targets),
         share=targets.share,
         transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
     )
@@ -117,17 +119,15 @@ def _match(asked: Match, dialect: int, policy: PlacementPolicy) -> Match:
     return capped.within(Match.QUANT) if dialect & _EMBEDS else capped
 
 
-def until_ms_of(request: PlacementRequest, policy: PlacementPolicy) -> int:
+def until_ms_of(request: PlacementRequest, targets: ClassTargets) -> int:
     """Boot time after which ``request`` is dispatched no more: by its own deadline, else by that of its class."""
     asked_ms = request.hints.deadline_ms
-    if asked_ms is None:
-        asked_ms = targets_of(request.hints.request_class, policy).deadline_ms
-    return request.arrival_ms + asked_ms
+    return request.arrival_ms + (targets.deadline_ms if asked_ms is None else asked_ms)
 
 
 def targets_of(request_class: RequestClass, policy: PlacementPolicy) -> ClassTargets:
     """The default targets of a request class."""
-    if request_class is RequestClass.INTERACTIVE:
+    if request_class is _INTERACTIVE:
         return policy.interactive
     return policy.batch if request_class is RequestClass.BATCH else policy.background
 

@@ -8,7 +8,7 @@ to rank.
 
 from collections.abc import Sequence
 
-from router_core.placement.choose import S, Standing, seed_of, worst
+from router_core.placement.choose import S, Standing, seed_of
 from router_core.placement.record import AuthorityNote
 from router_core.policy.placement import PlacementPolicy
 
@@ -16,26 +16,25 @@ _LOTS = 2**32
 
 
 def explored(
-    order: list[S],
+    chosen: S,
+    rows: Sequence[S],
     policy: PlacementPolicy,
     seed: bytes,
     request_id: str,
     degraded: Sequence[str],
     note: AuthorityNote,
-) -> list[S] | None:
-    """``order`` (the chosen row first, then by score) with a row to try in front; None nearly always: it stands.
+) -> S | None:
+    """The best of ``rows`` to try in place of ``chosen``; None nearly always: it stands.
 
     The lot is the lower half of ``seed``, of which the draw among near ties reads the upper one.
     """
     if int.from_bytes(seed[4:]) >= policy.explore_share * _LOTS:
         return None
-    if degraded or note.leads or not order or seed != seed_of(request_id, 1):
+    if degraded or note.leads or seed != seed_of(request_id, 1):
         return None
-    chosen = order[0]
     if chosen.hint_bonus or chosen.affinity_bonus or chosen.slo >= policy.explore_risk:
         return None
-    tried = next((row for row in order[1:] if _costs_nobody(row, chosen, policy)), None)
-    return None if tried is None else [tried, *[row for row in order if row is not tried]]
+    return next((row for row in rows if row is not chosen and _costs_nobody(row, chosen, policy)), None)
 
 
 def _costs_nobody(row: Standing, chosen: Standing, policy: PlacementPolicy) -> bool:
@@ -48,5 +47,5 @@ def _costs_nobody(row: Standing, chosen: Standing, policy: PlacementPolicy) -> b
         and row.adj <= chosen.adj
         and row.spill <= chosen.spill
         and row.pressure <= chosen.pressure + policy.pareto_eps
-        and worst(row) <= policy.veto_above
+        and row.worst <= policy.veto_above
     )

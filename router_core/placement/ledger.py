@@ -84,7 +84,9 @@ class Ledger:
         if choice.is_self:
             ticket = self.local.start(choice.endpoint_name, work_s, now, choice.model)
         else:
-            owed = self._owed.setdefault(endpoint, Owed())
+            owed = self._owed.get(endpoint)
+            if owed is None:
+                self._owed[endpoint] = owed = Owed()
             owed.work_s += work_s
             owed.requests += 1
         if load_bytes:

@@ -17,7 +17,7 @@ VERSION = 1
 BACKUP = "backup"
 
 
-class Estimate(Struct, frozen=True, gc=False, kw_only=True):
+class Estimate(Struct, frozen=True, gc=False):
     """Predicted times of one row in seconds; ``tpot`` per output token, ``sd`` the relative spread."""
 
     wait: float
@@ -30,7 +30,7 @@ class Estimate(Struct, frozen=True, gc=False, kw_only=True):
     sd: float
 
 
-class Factors(Struct, frozen=True, gc=False, kw_only=True):
+class Factors(Struct, frozen=True, gc=False):
     """Costs in 0..1, 0 is best."""
 
     slo: float
@@ -79,7 +79,7 @@ class Excluded(Struct, frozen=True, gc=False, kw_only=True):
     detail: str | None = None
 
 
-class Alternative(Struct, frozen=True, gc=False, kw_only=True):
+class Alternative(Struct, frozen=True, gc=False):
     """A row that was not chosen, and the weighted factor that spoke most against it (``draw``: none did)."""
 
     row: str

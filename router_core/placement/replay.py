@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router_core.errors import PairmeshError
 from router_core.placement.advice import led_by
-from router_core.placement.choose import action_of, alternative_of, choose, ranking, reason_of
+from router_core.placement.choose import action_of, alternatives_of, choose, field_of, reason_of
 from router_core.placement.decision import ALTERNATIVES
 from router_core.placement.explore import explored
 from router_core.placement.reasons import Action, Reason
@@ -43,6 +43,7 @@ class _Row(Struct, gc=False, kw_only=True):
     pressure: float
     speed: float
     spill: float
+    worst: float
     adj: float
     hint_bonus: float
     affinity_bonus: float
@@ -68,45 +69,49 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
     running = [row for row in rows if row.reserve is None]
     reserves = [row for row in rows if row.reserve is not None] if running else []
     seed = bytes.fromhex(record.seed)
-    order = led_by(record.authority, choose(running or rows, policy, seed, _CAPACITY))
-    tried = explored(order, policy, seed, record.request_id, record.degraded, record.authority)
-    order = tried or order
-    chosen = order[0]
-    others = sorted([*order[1:], *reserves], key=_SCORE)
+    field = field_of(running or rows, policy)
+    drawn = led_by(record.authority, field.rows) or choose(field, seed, _CAPACITY)
+    if drawn is None:
+        raise NotReplayable("the record tells no row that was chosen from")
+    tried = explored(drawn, field.rows, policy, seed, record.request_id, record.degraded, record.authority)
+    chosen = tried or drawn
+    others = sorted([*[row for row in field.rows if row is not chosen], *reserves], key=_SCORE)
     return replace(
         bare,
         candidates=tuple(
-            [_told(row, out) for row, out in (*ranking(order, policy), *[(row, None) for row in reserves])]
+            [_told(row, out) for row, out in (*field.ranking(chosen), *[(row, None) for row in reserves])]
         ),
         action=action_of(is_cloud=chosen.candidate.price is not None, resident=chosen.resident),
         chosen=chosen.key,
         reason=Reason.EXPLORE
         if tried is not None
-        else reason_of(chosen, others, record.degraded, record.authority),
+        else reason_of(chosen, field.rows, record.degraded, record.authority),
         margin=others[0].score - chosen.score if others else None,
-        alternatives=tuple([alternative_of(row, chosen, policy.weights) for row in others[:ALTERNATIVES]]),
+        alternatives=alternatives_of(others[:ALTERNATIVES], chosen, policy.weights),
     )
 
 
 def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
     hint_bonus = policy.hint_bonus * candidate.hint
     affinity_bonus = policy.affinity_bonus * candidate.affinity
+    f = candidate.f
     adj = _unless_rounded(candidate.adj, candidate.penalty - hint_bonus - affinity_bonus)
     return _Row(
         candidate=candidate,
         key=candidate.row,
         model=candidate.model,
         est=candidate.est,
-        slo=candidate.f.slo,
-        memory=candidate.f.memory,
-        switch=candidate.f.switch,
-        pressure=candidate.f.pressure,
-        speed=candidate.f.speed,
-        spill=candidate.f.spill,
+        slo=f.slo,
+        memory=f.memory,
+        switch=f.switch,
+        pressure=f.pressure,
+        speed=f.speed,
+        spill=f.spill,
+        worst=max(f.slo, f.memory, f.switch, f.pressure, f.spill),
         adj=adj,
         hint_bonus=hint_bonus,
         affinity_bonus=affinity_bonus,
-        score=_unless_rounded(candidate.score, _weighed(candidate.f, policy.weights) + adj),
+        score=_unless_rounded(candidate.score, _weighed(f, policy.weights) + adj),
         age_ms=candidate.age_ms,
         period_ms=candidate.period_ms,
         fill=candidate.fill,

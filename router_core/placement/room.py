@@ -17,13 +17,14 @@ from router_core.placement.survey import Survey
 from router_core.policy.placement import PlacementPolicy
 
 _LOTS = 2.0**64
+_BACKGROUND = RequestClass.BACKGROUND
 
 
 def is_shed(request: PlacementRequest, seen: Survey, policy: PlacementPolicy, seed: bytes) -> bool:
     """Whether saturation (the least wait and load in units of the target) turns the request away although rows are
     left."""
     if (
-        request.hints.request_class is not RequestClass.BACKGROUND
+        request.hints.request_class is not _BACKGROUND
         or request.attempt > 1
         or request.held_since_ms is not None
         or not seen.scored

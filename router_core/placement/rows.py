@@ -57,6 +57,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
     whatever their quantisation, ``family`` for what they descend from. ``foreign`` counts requests at the engine that
     did not come through pairmesh, ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size,
+    ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
     ``samples`` how many answers own experience with its speeds stands on.
     """
 
@@ -110,6 +111,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     k: int
     prefill_s_per_token: float
     token_s: float
+    full_token_s: float
     beta: float
     load_s: float
     reload_s: float
@@ -232,6 +234,7 @@ def row_of(
     need = _need_bytes(model, load)
     room = None if load.obtainable_mib is None else float(load.obtainable_mib * _MIB)
     slots = max(1, load.slots or engine.slots or 1)
+    k = slots if able.beta < 1.0 else 1
     load_s = 0.0 if resident else _load_s(draft, able)
     caps = _capabilities(engine, model)
     resident_ctx = draft.resident.ctx if resident and draft.resident is not None else None
@@ -284,10 +287,11 @@ def row_of(
         foreign=max(0, (load.running or 0) + (load.queued or 0) - load.ours),
         work_s=load.work_ds / 10.0,
         work_mean_s=work_mean_s,
-        k=slots if able.beta < 1.0 else 1,
+        k=k,
         prefill_s_per_token=1.0 / able.prompt,
         token_s=1.0 / able.gen,
         beta=able.beta,
+        full_token_s=(1.0 + able.beta * (k - 1)) / able.gen,
         load_s=load_s,
         reload_s=able.load_s if engine.kind == "ollama" else 0.0,
         s_speed=able.s_prompt,

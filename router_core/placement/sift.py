@@ -13,7 +13,8 @@ from heapq import nsmallest
 from msgspec import Struct
 
 from router_core.placement.eligibility import Need, closed, is_soft, need_of, unfit
-from router_core.placement.fleet import Fleet
+from router_core.placement.estimates import Pace, pace_of
+from router_core.placement.fleet import Breaking, Fleet
 from router_core.placement.looseness import StandIn, stand_ins
 from router_core.placement.offers import RowKey, offer_of, settled
 from router_core.placement.reasons import Reason
@@ -62,7 +63,8 @@ class Sifted(Struct, frozen=True, kw_only=True):
     """The rows of a model as one kind of request finds them, in the order of the fleet; ``resolved`` is None if it is no
     name at all.
 
-    ``group`` is the model's name in the profiles. ``costs`` are what an alias charges, ``looser`` the rows of other
+    ``group`` is the model's name in the profiles. ``paces`` are those of the open rows, ``taken_ms`` is
+    when the oldest picture of a peer among them and those of ``looser`` was taken. ``costs`` are what an alias charges, ``looser`` the rows of other
     models that may stand in. Of a large field, ``places`` tells where among the open rows an endpoint is, ``always``
     where those are that are scored however slow they look: the least pressed, and the own host's.
     """
@@ -73,6 +75,8 @@ class Sifted(Struct, frozen=True, kw_only=True):
     conflict: bool
     rows: tuple[Row, ...]
     passed: Passed
+    paces: tuple[Pace, ...]
+    taken_ms: int | None
     counts: Mapping[Reason, int]
     costs: Mapping[RowKey, float] | None
     looser: Mapping[RowKey, StandIn]
@@ -80,9 +84,12 @@ class Sifted(Struct, frozen=True, kw_only=True):
     places: Mapping[Endpoint, Sequence[int]]
 
 
-def sift(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> tuple[Sifted, Need]:
-    """The rows that ``request`` may use on this snapshot, and what it needs."""
-    kind = _kind(request, fleet, policy)
+def sift(
+    request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, breakers: Breaking | None, now: int
+) -> tuple[Sifted, Need]:
+    """The rows that ``request`` may use on this snapshot, and what it needs; ``breakers`` may be None if all are
+    closed."""
+    kind = _kind(request, fleet, policy) if breakers is None else None
     if kind is not None and (kept := fleet.sifted.get(kind)) is not None:
         need = _need(request, fleet, policy, kept.group, kept.digest)
         if need.ctx <= kept.passed.ctx_least:
@@ -125,7 +132,6 @@ def _kind(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy) -> K
         (hints is not NO_HINTS and _is_particular(hints))
         or request.num_ctx is not None
         or policy is not fleet.policy
-        or fleet.breakers is not None
         or fleet.live.ledger.loading
     ):
         return None
@@ -150,7 +156,7 @@ def _need(
     return need_of(
         request,
         profiles.bytes_per_token(group),
-        profiles.output_tokens(group, request.hints.request_class.value),
+        profiles.output_tokens(group, request.hints.request_class._value_),
         policy,
         digest,
     )
@@ -170,6 +176,7 @@ def _sifted(
         need, rows, costs, conflict = meant.need, meant.rows, meant.costs, meant.conflict
         if need.match is not Match.EXACT:
             looser = stand_ins(meant.senses, need, fleet, policy)
+    stand_in_rows = [stand_in.row for stand_in in looser.values()]
     own = tuple([row for row in rows if (row.key, row.model) not in looser]) if looser else rows
     through = passed(own, need, fleet, now)
     always, places = _marked(through.open, policy)
@@ -180,6 +187,10 @@ def _sifted(
         conflict=conflict,
         rows=rows,
         passed=through,
+        paces=tuple([pace_of(row, policy.weights) for row in through.open]),
+        taken_ms=min(
+            [row.taken_ms for row in (*through.open, *stand_in_rows) if not row.is_self], default=None
+        ),
         counts=Counter([gone.reason for gone in through.excluded]),
         costs=costs,
         looser=looser,

@@ -11,8 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router_core.placement.eligibility import Need, closed, unfit
-from router_core.placement.factors import affinity, speed_cost
-from router_core.placement.fleet import Fleet
+from router_core.placement.estimates import pace_of
+from router_core.placement.factors import affinity
+from router_core.placement.fleet import Breaking, Fleet
+from router_core.placement.ledger import Ledger
 from router_core.placement.reasons import Reason
 from router_core.placement.request import PlacementRequest
 from router_core.placement.rows import Row
@@ -22,7 +24,7 @@ from router_core.placement.weighing import Scored, Weighing
 from router_core.policy.placement import PlacementPolicy
 
 
-class Survey(Struct, frozen=True, kw_only=True):
+class Survey(Struct, frozen=True, gc=False, kw_only=True):
     """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up, ``cut`` rows passed the
     filters of the snapshot but were too far behind to be scored; ``offered`` if the model asked for is, ``invalid`` if it is
     no name at all. ``spill_on`` tells whether rows outside the mesh were needed beside those in it, None if that says
@@ -45,12 +47,13 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> Survey:
     """Filters, estimates and factors of every row that offers the model. Reads ``fleet.live``, changes nothing."""
-    sifted, need = sift(request, fleet, policy, now)
-    open_rows, soft, excluded = sifted.passed.open, sifted.passed.soft, sifted.passed.excluded
+    breakers = fleet.breakers
+    sifted, need = sift(request, fleet, policy, breakers, now)
+    soft, excluded = sifted.passed.soft, sifted.passed.excluded
     rows, cut = sifted.rows, 0
-    weighing = Weighing(request, need, sifted, fleet, policy, now)
-    if len(open_rows) <= policy.scored_all or policy.pack_below or need.may_spill:
-        weighing.weigh(open_rows)
+    weighing = Weighing(request, need, sifted, fleet, policy, breakers, now)
+    if len(sifted.paces) <= policy.scored_all or policy.pack_below or need.may_spill:
+        weighing.weigh(sifted.paces)
     else:
         cut = weighing.weigh_best()
     if sifted.looser:
@@ -72,8 +75,8 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         elif reserves:
             scored, reserves = reserves, []
             degraded.append("stale_view")
-        elif fleet.breakers is not None:
-            scored, excluded = _probed(need, excluded, weighing, fleet, now)
+        elif breakers is not None:
+            scored, excluded = _probed(need, excluded, weighing, fleet.live.ledger, breakers, policy, now)
             if scored:
                 degraded.append("probe")
     spill_on = None
@@ -97,7 +100,7 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         excluded=excluded,
         counts=sifted.counts if excluded is first else Counter([gone.reason for gone in excluded]),
         cut=cut,
-        max_age_ms=weighing.max_age_ms,
+        max_age_ms=max(0, now - sifted.taken_ms) if sifted.taken_ms is not None else 0,
         degraded=tuple(degraded),
         spill_on=spill_on,
         offered=len(sifted.rows) > 0,
@@ -110,7 +113,7 @@ def _forgiven(
 ) -> tuple[list[Scored], tuple[Exclusion, ...]]:
     """The least pressed of the soft rows and those within a hair of it, and the exclusions without them. Soft rows that
     fail a later filter are now excluded by that."""
-    weighing.weigh(soft)
+    weighing.weigh([pace_of(row, policy.weights) for row in soft])
     least = min([scored.row.pressure for scored in weighing.scored], default=0.0)
     back = [scored for scored in weighing.scored if scored.row.pressure <= least + policy.pareto_eps]
     gone = {id(scored.row) for scored in back} | {id(late.row) for late in weighing.excluded}
@@ -118,16 +121,19 @@ def _forgiven(
 
 
 def _probed(
-    need: Need, excluded: tuple[Exclusion, ...], weighing: Weighing, fleet: Fleet, now: int
+    need: Need,
+    excluded: tuple[Exclusion, ...],
+    weighing: Weighing,
+    ledger: Ledger,
+    breakers: Breaking,
+    policy: PlacementPolicy,
+    now: int,
 ) -> tuple[list[Scored], tuple[Exclusion, ...]]:
     """If open breakers are all that is in the way, the least recently failed row, one request at a time; and the
     exclusions without it."""
-    breakers, ledger = fleet.breakers, fleet.live.ledger
     opened = [gone for gone in excluded if gone.reason is Reason.BREAKER_OPEN]
-    if (
-        breakers is None
-        or any(gone.reason.order > Reason.BREAKER_OPEN.order for gone in excluded)
-        or any(ledger.holds(gone.row.key) for gone in opened)
+    if any(gone.reason.order > Reason.BREAKER_OPEN.order for gone in excluded) or any(
+        ledger.holds(gone.row.key) for gone in opened
     ):
         return [], excluded
     for gone in sorted(opened, key=lambda gone: (breakers.last_fault_ms(gone.row.key) or 0, gone.row.key)):
@@ -135,7 +141,7 @@ def _probed(
         if closed(row, wanted, None, now) or unfit(row, wanted, ledger.loading):
             continue
         trial = weighing.anew()
-        trial.weigh([row])
+        trial.weigh([pace_of(row, policy.weights)])
         if found := trial.scored or trial.reserves:
             return found, tuple([each for each in excluded if each is not gone])
     return [], excluded
@@ -161,6 +167,7 @@ def _charge(scored: Iterable[Scored], need: Need, policy: PlacementPolicy) -> No
     for each in scored:
         if each.row.cloud:
             each.spill = spill_cost(price_of(each.row, need), policy)
+            each.worst = max(each.worst, each.spill)
             each.score += policy.weights.spill * each.spill
 
 
@@ -171,25 +178,26 @@ def _score(
     prompt: int,
     policy: PlacementPolicy,
 ) -> None:
+    """Set ``speed``, which is 0 for the row that completes first and goes towards 1 for those that take far longer, the
+    bonuses, and add them to what pressure, memory and switching cost."""
     weights = policy.weights
-    w_slo, w_memory, w_switch = weights.slo, weights.memory, weights.switch
-    w_pressure, w_speed = weights.pressure, weights.speed
+    w_slo, w_speed = weights.slo, weights.speed
     least = min([scored.est.ect for scored in main])
-    hits = request.pin is not None and any(scored.hit for scored in main)
-    mean_queued = sum([scored.queued for scored in main]) / len(main) if hits else 0.0
-    for scored in (*main, *reserves) if reserves else main:
-        scored.speed = speed = speed_cost(scored.est.ect, least)
+    both = [*main, *reserves] if reserves else main
+    if request.pin is not None or request.hints.prefer:
+        _favour(main, both, prompt, policy)
+    for scored in both:
+        ect = scored.est.ect
+        scored.speed = speed = (ect - least) / (ect + least) if ect > least else 0.0
+        scored.score += w_slo * scored.slo + w_speed * speed + scored.adj
+
+
+def _favour(main: list[Scored], both: Iterable[Scored], prompt: int, policy: PlacementPolicy) -> None:
+    """Take off what speaks for rows that the request prefers or that hold its session's last turn."""
+    mean_queued = sum([scored.queued for scored in main]) / len(main)
+    for scored in both:
         if scored.hit:
             scored.affinity_bonus = affinity(
                 scored.hit, prompt, scored.queued, mean_queued, policy.affinity_bonus
             )
-        if bonuses := scored.hint_bonus + scored.affinity_bonus:
-            scored.adj -= bonuses
-        scored.score = (
-            w_slo * scored.slo
-            + w_memory * scored.memory
-            + w_switch * scored.switch
-            + w_pressure * scored.pressure
-            + w_speed * speed
-            + scored.adj
-        )
+        scored.adj -= scored.hint_bonus + scored.affinity_bonus

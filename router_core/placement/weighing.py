@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router_core.placement.eligibility import Need, matches
-from router_core.placement.estimates import completions, estimate, reload_s
+from router_core.placement.estimates import Pace, completions, estimate, pace_of, reload_s, tpot_s
 from router_core.placement.factors import slo_cost
-from router_core.placement.fleet import Fleet
+from router_core.placement.fleet import Breaking, Fleet
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
 from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
@@ -28,14 +28,19 @@ _EXACT = Match.EXACT
 _MATCH = attrgetter("match")
 
 
-class Scored(Struct, gc=False, kw_only=True):
+class Scored(Struct, gc=False):
     """One row that could serve. ``reserve`` says why it is used only if nothing else is left. ``busy``: requests there,
     own ones under way to it included; ``free``: one sent now would not queue. ``adj`` is what the bonuses leave of the
-    price of an alias and a looser match."""
+    price of an alias and a looser match, ``worst`` the largest factor but ``speed``."""
 
     row: Row
+    key: Endpoint
     est: Estimate
     slo: float
+    memory: float
+    switch: float
+    pressure: float
+    worst: float
     age_ms: int
     queued: int
     busy: int
@@ -43,15 +48,12 @@ class Scored(Struct, gc=False, kw_only=True):
     resident: bool
     hit: int
     reserve: str | None
+    score: float
+    speed: float = 0.0
+    spill: float = 0.0
     adj: float = 0.0
     hint_bonus: float = 0.0
     affinity_bonus: float = 0.0
-    memory: float
-    switch: float
-    pressure: float
-    speed: float = 0.0
-    spill: float = 0.0
-    score: float = 0.0
     match: Match = _EXACT
 
     @property
@@ -65,10 +67,6 @@ class Scored(Struct, gc=False, kw_only=True):
             speed=self.speed,
             spill=self.spill,
         )
-
-    @property
-    def key(self) -> Endpoint:
-        return self.row.key
 
     @property
     def model(self) -> str:
@@ -87,116 +85,113 @@ class Scored(Struct, gc=False, kw_only=True):
         return self.row.samples
 
 
-class Weighing:
-    """The estimates of one survey, and the filters that read clock, load and the request's earlier attempts."""
+class Weighing(Struct):
+    """The estimates of one survey, and the filters that read clock, load and the request's earlier attempts; ``breakers`` is
+    None while every one is closed."""
 
-    def __init__(
-        self,
-        request: PlacementRequest,
-        need: Need,
-        sifted: Sifted,
-        fleet: Fleet,
-        policy: PlacementPolicy,
-        now: int,
-    ) -> None:
-        self.scored: list[Scored] = []
-        self.reserves: list[Scored] = []
-        self.excluded: list[Exclusion] = []
-        self.max_age_ms = 0
-        self._request = request
-        self._need = need
-        self._sifted = sifted
-        self._fleet = fleet
-        self._policy = policy
-        self._now = now
-        pin = request.pin
-        self._pin = pin if pin is not None and now - pin.at_ms <= policy.affinity_ms else None
+    request: PlacementRequest
+    need: Need
+    sifted: Sifted
+    fleet: Fleet
+    policy: PlacementPolicy
+    breakers: Breaking | None
+    now: int
+    scored: list[Scored] = []
+    reserves: list[Scored] = []
+    excluded: list[Exclusion] = []
 
     def anew(self) -> "Weighing":
         """Another one of the same request."""
-        return Weighing(self._request, self._need, self._sifted, self._fleet, self._policy, self._now)
+        return replace(self, scored=[], reserves=[], excluded=[])
 
-    def weigh(self, rows: Iterable[Row]) -> None:
-        """Estimate ``rows`` and sort them into scored, reserves and excluded."""
-        request, need, fleet, now = self._request, self._need, self._fleet, self._now
-        ledger, pin, prefer = fleet.live.ledger, self._pin, request.hints.prefer
+    def weigh(self, paces: Iterable[Pace]) -> None:
+        """Estimate rows and sort them into scored, reserves and excluded."""
+        request, need, fleet, now = self.request, self.need, self.fleet, self.now
+        ledger, pin, prefer = fleet.live.ledger, self._pin(), request.hints.prefer
         local, owed_by, m_r = ledger.local, ledger.owed, fleet.m_r
-        watched = fleet.breakers is not None or len(fleet.live.suspects) > 0
+        watched = self.breakers is not None or len(fleet.live.suspects) > 0
         tried, refused = request.tried, request.refused
         repeated = len(tried) > 0 or len(refused) > 0
-        left_s = (need.until_ms - now) / 1000.0
-        looser, costs, leaving = self._sifted.looser, self._sifted.costs, fleet.live.leaving
-        oldest = self.max_age_ms
-        for row in rows:
-            owed_s = 0.0
+        left_s, share = (need.until_ms - now) / 1000.0, need.share
+        usual_ctx = need.num_ctx is None
+        looser, costs, leaving = self.sifted.looser, self.sifted.costs, fleet.live.leaving
+        particular = len(prefer) > 0 or len(looser) > 0 or costs is not None
+        whole, scored_rows = share == 1.0, self.scored
+        for pace in paces:
+            row, owed_s = pace.row, 0.0
+            key = row.key
             if row.is_self:
                 if leaving and (row.endpoint, row.model) in leaving:
                     self._exclude(row, Reason.DRAINING)
                     continue
                 age_ms = 0
                 busy = local.in_flight(row.endpoint) + row.foreign
-                in_flight, queued = min(busy, row.slots), max(0, busy - row.slots)
-                work_s = local.work_s(row.endpoint, row.slots, now, row.foreign)
+                queued, tpot = max(0, busy - row.slots), tpot_s(row, min(busy, row.slots))
+                wait_s = local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
             else:
                 age_ms = now - row.taken_ms
-                if age_ms > oldest:
-                    oldest = age_ms
-                elif age_ms < 0:
+                if age_ms < 0:
                     age_ms = 0
-                in_flight, queued, work_s = row.in_flight, row.queued, row.work_s
-                busy = in_flight + queued
-                owed = owed_by.get(row.key)
+                queued, wait_s, tpot = row.queued, pace.wait_s, pace.tpot_s
+                busy = row.in_flight + queued
+                owed = owed_by.get(key)
                 if owed is not None:
                     busy += owed.requests
                     owed_s = owed.work_s * m_r
-            if busy >= need.share * row.ceiling:
+            if busy >= (row.ceiling if whole else share * row.ceiling):
                 self._exclude(row, Reason.QUEUE_FULL)
                 continue
             hit = 0 if pin is None else _hit(row, pin, need.prompt)
-            est = estimate(row, need, work_s, in_flight, age_ms, owed_s, hit)
+            est = estimate(pace, need, wait_s, tpot, age_ms, owed_s, hit)
             if est.ttft > left_s and est.ttft - owed_s * (1.0 - 1.0 / m_r) / row.k > left_s:
                 self._exclude(row, Reason.DEADLINE)
                 continue
-            if repeated and (row.key in tried or row.key in refused):
-                self._exclude(row, Reason.TRIED if row.key in tried else Reason.REFUSED)
+            if repeated and (key in tried or key in refused):
+                self._exclude(row, Reason.TRIED if key in tried else Reason.REFUSED)
                 continue
             reserve = row.backup
-            if reserve is None and (watched or age_ms > row.period_ms):
+            if (watched or age_ms > row.period_ms) and reserve is None:
                 reserve = self._reserve(row, age_ms)
+            slo, worst = slo_cost(row, need, est.ttft, est.sd, tpot), pace.worst
             scored = Scored(
-                row=row,
-                est=est,
-                slo=slo_cost(row, need, est.ttft, est.sd, est.tpot),
-                age_ms=age_ms,
-                queued=queued,
-                busy=busy,
-                free=busy < row.slots,
-                resident=row.resident and (need.num_ctx is None or not reload_s(row, need)),
-                hit=hit,
-                reserve=reserve,
-                memory=row.memory,
-                switch=row.switch,
-                pressure=row.pressure,
+                row,
+                key,
+                est,
+                slo,
+                row.memory,
+                row.switch,
+                row.pressure,
+                slo if slo > worst else worst,
+                age_ms,
+                queued,
+                busy,
+                busy < row.slots,
+                row.resident and (usual_ctx or not reload_s(row, need)),
+                hit,
+                reserve,
+                pace.fixed,
             )
-            if prefer:
-                scored.hint_bonus = _preference(row, prefer, self._policy.hint_bonus)
-            if looser and (stand_in := looser.get((row.key, row.model))) is not None:
-                scored.adj, scored.match = stand_in.cost, stand_in.match
-            elif costs is not None:
-                scored.adj = costs[row.key, row.model]
-            (self.scored if reserve is None else self.reserves).append(scored)
-        self.max_age_ms = oldest
+            if particular:
+                scored.hint_bonus = _preference(row, prefer, self.policy.hint_bonus)
+                if (stand_in := looser.get((key, row.model))) is not None:
+                    scored.adj, scored.match = stand_in.cost, stand_in.match
+                elif costs is not None:
+                    scored.adj = costs[key, row.model]
+            if reserve is None:
+                scored_rows.append(scored)
+            else:
+                self.reserves.append(scored)
 
     def loosen(self) -> tuple[Row, ...]:
         """Weigh stand-ins level by level; a level stays shut once a stricter row risks its targets by less than the policy
         says. Returns those that only pressure keeps out, and only as long as something better is left."""
-        need, looser = self._need, self._sifted.looser
+        need, looser = self.need, self.sifted.looser
         relaxed = need if need.digest is None else replace(need, digest=None)
         soft: tuple[Row, ...] = ()
         shut = False
         for _, level in groupby(looser.values(), key=_MATCH):
             shut = shut or any(
-                scored.slo < self._policy.match_opens_at and not scored.row.cloud for scored in self.scored
+                scored.slo < self.policy.match_opens_at and not scored.row.cloud for scored in self.scored
             )
             if shut:
                 self.excluded += [
@@ -204,26 +199,32 @@ class Weighing:
                     for one in level
                 ]
                 continue
-            through = passed([one.row for one in level], relaxed, self._fleet, self._now, looser)
+            through = passed([one.row for one in level], relaxed, self.fleet, self.now, looser)
             self.excluded += through.excluded
             soft += through.soft
-            self.weigh(through.open)
+            self.weigh([pace_of(row, self.policy.weights) for row in through.open])
         return soft
 
+    def _pin(self) -> Pin | None:
+        """Where the request's session is, unless that was too long ago."""
+        pin = self.request.pin
+        return pin if pin is not None and self.now - pin.at_ms <= self.policy.affinity_ms else None
+
     def _exclude(self, row: Row, reason: Reason) -> None:
-        stand_in = self._sifted.looser.get((row.key, row.model))
+        stand_in = self.sifted.looser.get((row.key, row.model))
         self.excluded.append(Exclusion(row=row, reason=reason, stand_in=stand_in))
 
     def weigh_best(self) -> int:
         """Weigh the rows of a large field that would be done first, and those that something else speaks for: a hint, a
         pin, an authority, little pressure, being at hand. Returns how many were not weighed."""
-        sifted, policy, request = self._sifted, self._policy, self._request
-        rows, places = sifted.passed.open, sifted.places
-        times = completions(rows, self._need, self._now)
-        for endpoint, owed in self._fleet.live.ledger.owed.items():
+        sifted, policy, request = self.sifted, self.policy, self.request
+        rows, paces, places = sifted.passed.open, sifted.paces, sifted.places
+        times = completions(paces, self.need, self.now)
+        for endpoint, owed in self.fleet.live.ledger.owed.items():
             for place in places.get(endpoint, ()):
-                times[place] += owed.work_s * self._fleet.m_r / rows[place].k
-        named = [self._pin.endpoint] if self._pin is not None else []
+                times[place] += owed.work_s * self.fleet.m_r / rows[place].k
+        pin = self._pin()
+        named = [pin.endpoint] if pin is not None else []
         if request.advice is not None and request.advice.advice is not None:
             named += request.advice.advice.order
         wanted = {*sifted.always, *(place for endpoint in named for place in places.get(endpoint, ()))}
@@ -232,21 +233,21 @@ class Weighing:
             wanted.update(place for place, row in enumerate(rows) if any(matches(ref, row) for ref in refs))
         ranked = iter(sorted(range(len(rows)), key=times.__getitem__))
         wanted.update(islice(ranked, policy.scored_best))
-        self.weigh([rows[place] for place in sorted(wanted)])
+        self.weigh([paces[place] for place in sorted(wanted)])
         left = [place for place in ranked if place not in wanted]
         while left and len(self.scored) < policy.scored_best:
             more = policy.scored_best - len(self.scored)
-            self.weigh([rows[place] for place in left[:more]])
+            self.weigh([paces[place] for place in left[:more]])
             left = left[more:]
         return len(left)
 
     def _reserve(self, row: Row, age_ms: int) -> str | None:
-        fleet = self._fleet
+        breakers = self.breakers
         if is_stale(age_ms, row.period_ms):
             return "stale"
-        if row.key in fleet.live.suspects:
+        if row.key in self.fleet.live.suspects:
             return "stalled"
-        if fleet.breakers is not None and fleet.breakers.state(row.key, self._now) == _HALF_OPEN:
+        if breakers is not None and breakers.state(row.key, self.now) == _HALF_OPEN:
             return "half_open"
         return None
 

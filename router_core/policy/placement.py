@@ -6,7 +6,7 @@ file a number was read from.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final, Self
 
@@ -47,7 +47,8 @@ class Locality(_Wider):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the factors in the sum; ``spill`` and ``speed`` come on top of the other four."""
+    """Weights of the factors in the sum; ``spill`` and ``speed`` come on top of the other four. ``total`` is the most that
+    scores can differ by, bonuses aside."""
 
     slo: float = 0.50
     memory: float = 0.20
@@ -55,11 +56,14 @@ class Weights:
     pressure: float = 0.15
     spill: float = 0.25
     speed: float = 0.10
+    total: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise LocalMisuse(f"weight {name} is {getattr(self, name)}, allowed is 0..1")
+        weights = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        for name, weight in weights.items():
+            if not 0.0 <= weight <= 1.0:
+                raise LocalMisuse(f"weight {name} is {weight}, allowed is 0..1")
+        object.__setattr__(self, "total", sum(weights.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

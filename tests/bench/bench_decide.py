@@ -1,14 +1,13 @@
-"""How long a decision takes: survey, choice and reservation, all that a request waits for.
+"""How long a decision takes: survey, choice and reservation, which a request waits for, and telling its record.
 
 Figures are microseconds per decision at 2, 8, 64 and 1,000 rows of one model, half of the rows loaded, one in eight cold,
-beside the simplest router there is over the same rows; ``alike`` is the same with rows that nothing tells apart,
-``fresh`` the first decision on a new snapshot, which judges all rows anew, ``record`` what telling one costs after the
-request. Rounds of all sizes take turns, and a figure is the median over its rounds, so that a busy host weighs on all
-alike. The run fails if p50 or p99 is above its gate.
+beside the simplest router there is over the same rows. ``waited`` is what a request waits for: its record is kept, but
+told only after its end. ``alike`` is the same with rows that nothing tells apart, ``fresh`` the first decision on a new
+snapshot, which judges all rows anew. Rounds of all sizes take turns, and a figure is the median over its rounds, so that a
+busy host weighs on all alike. The run fails if p50 or p99 of a whole decision is above its gate.
 
 ``--peers`` adds how long others' own selection takes among nodes of the same speeds, loads and warmth: each
-``decide.p50_us.nN.over_PEER`` has ours, theirs, and the median of the rounds' ratios ours / theirs. Ours is decision,
-reservation and record together there. Theirs is the bare call, each in its own process, with all they look up per
+``decide.p50_us.nN.over_PEER`` has ours, theirs, and the median of the rounds' ratios ours / theirs. Theirs is the bare call, each in its own process, with all they look up per
 request made ready before:
 
 - LiteLLM's ``Router.get_available_deployment`` filters deployments that cool down and draws one by weight (its default).
@@ -89,9 +88,9 @@ def alike(count: int) -> Fleet:
     return a_fleet(*(a_row(f"n{number}") for number in range(count)), live=Live(ledger=a_ledger()))
 
 
-def decisions(fleet: Fleet, *, fresh: bool = False, recorded: bool = False) -> Timed:
-    """Decisions with their reservations, eight requests in flight at any time; ``fresh``: each on a snapshot of its
-    own, ``recorded``: each with its record."""
+def decisions(fleet: Fleet, *, fresh: bool = False, told: bool = True) -> Timed:
+    """Decisions with their reservations, up to eight requests in flight, none between batches; ``fresh``: each on a
+    snapshot of its own, ``told``: each with its record."""
     ledger, rng, open_seqs = fleet.live.ledger, Random(1), []
     asked = 0
 
@@ -106,27 +105,13 @@ def decisions(fleet: Fleet, *, fresh: bool = False, recorded: bool = False) -> T
             decision = decide(request, seen, POLICY, NOW + asked % 500, rng)
             assert decision.chosen is not None
             open_seqs.append(ledger.reserve(decision.chosen, NOW).seq)
-            if recorded:
+            if told:
                 _ = decision.record
             took.append((time.perf_counter_ns() - start) / 1000)
             if len(open_seqs) == IN_FLIGHT:
                 ledger.finish(open_seqs.pop(0))
-        return took
-
-    return timed
-
-
-def records(fleet: Fleet) -> Timed:
-    """Records of decisions, as they are told when a request has ended."""
-    rng = Random(1)
-
-    def timed(runs: int) -> list[float]:
-        took = []
-        for number in range(runs):
-            decision = decide(a_request(request_id=f"r{number}"), fleet, POLICY, NOW, rng)
-            start = time.perf_counter_ns()
-            _ = decision.record
-            took.append((time.perf_counter_ns() - start) / 1000)
+        while open_seqs:
+            ledger.finish(open_seqs.pop())
         return took
 
     return timed
@@ -159,9 +144,9 @@ def measure() -> list[Figure]:
     for count in SIZES:
         fleet = the_fleet(count)
         subjects["decide", count] = decisions(fleet)
-        subjects["decide.alike", count] = decisions(alike(count))
-        subjects["decide.fresh", count] = decisions(fleet, fresh=True)
-        subjects["decide.record", count] = records(fleet)
+        subjects["decide.waited", count] = decisions(fleet, told=False)
+        subjects["decide.alike", count] = decisions(alike(count), told=False)
+        subjects["decide.fresh", count] = decisions(fleet, fresh=True, told=False)
         subjects["decide.round_robin", count] = round_robin(fleet)
     took: dict[tuple[str, int], list[list[float]]] = {subject: [] for subject in subjects}
     for turn in range(ROUNDS + 1):
@@ -227,7 +212,7 @@ def beside_peers() -> list[Figure]:
     with contextlib.ExitStack() as stack:
         fleets = {count: the_fleet(count) for count in SIZES}
         sizes: dict[int, dict[str, Batch]] = {
-            count: {OURS: (decisions(fleet, recorded=True), SIZES[count])} for count, fleet in fleets.items()
+            count: {OURS: (decisions(fleet), SIZES[count])} for count, fleet in fleets.items()
         }
         for name in PINNED:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory()))

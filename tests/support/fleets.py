@@ -110,7 +110,9 @@ def a_row(name: str = "a", **over: Any) -> Row:
         "memory": 0.0,
         "switch": 0.0,
     }
-    return Row(**(fields | over))
+    fields |= over
+    batch = 1.0 + fields["beta"] * (fields["k"] - 1)
+    return Row(**({"full_token_s": fields["token_s"] * batch} | fields))
 
 
 def a_fleet(

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from router_core import limits
 from router_core.placement.advice import AnswerFault, led_by, parse_answer, power_of_two, question_of
-from router_core.placement.choose import worst
 from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, AuthorityNote
 from router_core.placement.request import Advice, Counsel, Locality
@@ -45,10 +44,11 @@ def a_counsel(*order, mode=AuthorityMode.AUTHORITATIVE, weights=None, **over):
 
 def order_of(decision):
     """The endpoints in the order of trying; fleets here are small enough to be shown whole."""
-    assert decision.evidence.full
+    assert decision.record.full
     return [row.row for row in decision.record.candidates]
 
 
+RANKS = ("", "dominated", "cold", "veto", "backup")
 modes = st.sampled_from([AuthorityMode.ADVISORY, AuthorityMode.AUTHORITATIVE])
 advices = (st.lists(st.sampled_from(KEYS), max_size=7, unique=True) | st.permutations(KEYS)).flatmap(
     lambda order: st.builds(
@@ -198,7 +198,10 @@ def test_the_first_eligible_id_of_an_authoritative_answer_serves_and_the_native_
         assert order_of(led) == order_of(native)
         return
     first = next(key for key in keys if key in running)
-    assert order_of(led) == [first, *(key for key in order_of(native) if key != first)]
+    assert order_of(led)[0] == first
+    assert sorted(order_of(led)) == sorted(order_of(native))
+    ranks = [(RANKS.index((row.out or "").partition(":")[0]), row.score) for row in led.record.candidates[1:]]
+    assert ranks == sorted(ranks)
     assert led.record.authority.first == first
     assert led.reason is (Reason.DEGRADED if led.record.degraded else Reason.AUTHORITY)
 
@@ -233,9 +236,9 @@ def test_advice_beats_the_veto_no_more_than_a_hint_does(found, keys):
     counsel = replace(a_counsel(mode=AuthorityMode.ADVISORY), advice=Advice(order=tuple(keys), ttl_ms=0))
     led = decided(a_request(advice=counsel), fleet)
     rows = {scored.row.key: scored for scored in survey(a_request(), fleet, POLICY, NOW).scored}
-    if any(worst(scored) < POLICY.veto_needs_below for scored in rows.values()):
+    if any(scored.worst < POLICY.veto_needs_below for scored in rows.values()):
         assert led.chosen is not None
-        assert worst(rows[led.chosen.endpoint]) <= POLICY.veto_above
+        assert rows[led.chosen.endpoint].worst <= POLICY.veto_above
 
 
 def test_an_authoritative_answer_wins_over_cost_veto_and_preference():
@@ -328,7 +331,7 @@ def test_an_order_without_rows_is_led_by_nobody():
     note = AuthorityNote(
         mode=AuthorityMode.AUTHORITATIVE, outcome=AuthorityOutcome.USED, first=a_row("a").key
     )
-    assert led_by(note, []) == []
+    assert led_by(note, []) is None
 
 
 # --- what is asked -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.placement.admission import Gate
-from router_core.placement.choose import choose, ranking, seed_of, worst
+from router_core.placement.choose import choose, field_of, seed_of
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Live
 from router_core.placement.reasons import Action, Reason
@@ -239,20 +239,22 @@ def test_no_bonus_beats_the_veto(found, wished, too_much, bearable):
     for these, name in ((found, wished), ((*found, pressed, calm), "wished")):
         request = a_request(hints=parsed_hints(prefer=f"@{name}"))
         seen = survey(request, a_fleet(*these), POLICY, NOW)
-        order = choose(seen.scored, POLICY, seed_of("r", 1), sustained(seen))
-        if any(worst(row) < POLICY.veto_needs_below for row in order):
-            assert worst(order[0]) <= POLICY.veto_above
+        field = field_of(seen.scored, POLICY)
+        chosen = choose(field, seed_of("r", 1), sustained(seen))
+        if any(row.worst < POLICY.veto_needs_below for row in field.rows):
+            assert chosen.worst <= POLICY.veto_above
 
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), requests)
 def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found, request):
     seen = survey(request, a_fleet(*found), POLICY, NOW)
-    order = choose(seen.scored, POLICY, seed_of(request.request_id, 1), sustained(seen))
-    assume(order and not order[0].resident)
-    for row, out in ranking(order, POLICY):
+    field = field_of(seen.scored, POLICY)
+    chosen = choose(field, seed_of(request.request_id, 1), sustained(seen))
+    assume(chosen is not None and not chosen.resident)
+    for row, out in field.ranking(chosen):
         if row.resident and row.free and out != "veto":
-            assert row.est.ect >= order[0].est.ect
+            assert row.est.ect >= chosen.est.ect
 
 
 def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner():

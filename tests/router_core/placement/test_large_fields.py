@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router_core.placement.choose import choose, near_ties
+from router_core.placement.choose import choose, field_of, near_ties
 from router_core.placement.fleet import Fleet, Live
 from router_core.placement.reasons import AuthorityOutcome, Reason
 from router_core.placement.request import Advice, Counsel, Pin, PlacementRequest
@@ -133,7 +133,7 @@ def looks_at(count: int) -> int:
     fleet = a_fleet(*(a_row(f"n{number}") for number in range(count)))
     rows = [Watched(scored) for scored in survey(a_request(), fleet, POLICY, NOW).scored]
     Watched.looks = 0
-    choose(rows, POLICY, bytes(8), lambda _row: 1.0)
+    choose(field_of(rows, POLICY), bytes(8), lambda _row: 1.0)
     return Watched.looks
 
 

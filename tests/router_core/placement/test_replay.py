@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.exchange.breaker import Breakers
-from router_core.placement.choose import choose, seed_of
+from router_core.placement.choose import choose, field_of, seed_of
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Fleet, Live
 from router_core.placement.reasons import Action, Reason
@@ -103,8 +103,9 @@ def test_the_order_in_which_rows_come_says_nothing(fleet, request):
     orders = []
     for turn in (1, -1):
         seen = survey(request, fleet, POLICY, NOW)
-        order = choose(seen.scored[::turn], POLICY, seed_of("r", 1), sustained(seen))
-        orders.append([(row.key, row.model) for row in order])
+        field = field_of(seen.scored[::turn], POLICY)
+        chosen = choose(field, seed_of("r", 1), sustained(seen))
+        orders.append([(row.key, row.model) for row in ([chosen] if chosen else []) + field.rows])
     assert orders[0] == orders[1]
 
 
