@@ -129,9 +129,11 @@ class HeldDoc(Struct, frozen=True, kw_only=True):
 
 
 class ResidencyDoc(Struct, frozen=True, kw_only=True):
-    """Models as this node moves them. ``loads_left`` may still begin within the hour."""
+    """Models as this node moves them. ``loads_left`` may still begin within the hour, ``movable`` models are there to be
+    moved."""
 
     loads_left: int
+    movable: int
     models: tuple[HeldDoc, ...]
 
 

@@ -39,6 +39,8 @@ def status_text(status: StatusDoc) -> str:
 
 def residency_lines(residency: ResidencyDoc) -> list[str]:
     """How far this node may load models on its own, and a line per model that it holds, moves, or failed to load."""
+    if not residency.movable:
+        return ["models move by demand, but no engine that is up here can be told what to hold"]
     shown = [_standing(model) for model in residency.models[:STANDINGS_MOST]]
     more = len(residency.models) - len(shown)
     return [

@@ -130,7 +130,7 @@ def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:
         )
         for each in standings.models
     )
-    return ResidencyDoc(loads_left=standings.loads_left, models=tuple(models))
+    return ResidencyDoc(loads_left=standings.loads_left, movable=standings.movable, models=tuple(models))
 
 
 def _shun(member: MemberPicture) -> ShunDoc | None:

@@ -113,7 +113,9 @@ class Residency:
                     room_for=target if key in victims else None,
                 )
             )
-        return Standings(models=tuple(models), loads_left=self._chooser.loads_left(now))
+        return Standings(
+            models=tuple(models), loads_left=self._chooser.loads_left(now), movable=len(self._known)
+        )
 
     def handle(self, event: Event, now: int) -> list[Action]:
         match event:

@@ -23,10 +23,12 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Standings(Struct, frozen=True, kw_only=True):
-    """All of one host. ``loads_left`` may still begin before the oldest of the last hour is an hour old."""
+    """All of one host. ``loads_left`` may still begin before the oldest of the last hour is an hour old; ``movable`` models
+    are there at all, in memory or not, of engines that can be told what to hold."""
 
     models: tuple[Standing, ...]
     loads_left: int
+    movable: int
 
 
 def ends_ms(known: Known, policy: ResidencyPolicy) -> int | None:

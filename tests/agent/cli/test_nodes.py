@@ -67,6 +67,7 @@ def test_models_that_move_are_told_with_what_is_left_of_it() -> None:
     made = status()
     moving = ResidencyDoc(
         loads_left=1,
+        movable=9,
         models=(
             held("a", "resident", 42_000),
             held("b", "resident", 0),
@@ -94,9 +95,14 @@ def test_models_that_move_are_told_with_what_is_left_of_it() -> None:
           llama/i: unloading, to make room for llama/d
         """
     )
-    many = ResidencyDoc(loads_left=0, models=tuple(held(f"m{n}", "failed", 1_000) for n in range(100)))
+    many = ResidencyDoc(
+        loads_left=0, movable=100, models=tuple(held(f"m{n}", "failed", 1_000) for n in range(100))
+    )
     lines = status_text(replace(made, own=replace(made.own, residency=many))).splitlines()
     assert lines[-1] == "  and 84 more: see --json"
+    none = ResidencyDoc(loads_left=6, movable=0, models=())
+    lines = status_text(replace(made, own=replace(made.own, residency=none))).splitlines()
+    assert lines[-1] == "models move by demand, but no engine that is up here can be told what to hold"
 
 
 def test_why_an_own_engine_takes_no_requests_stands_beside_it() -> None:

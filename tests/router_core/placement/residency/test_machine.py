@@ -585,3 +585,4 @@ def test_what_is_simply_not_in_memory_is_not_told():
     host = Host(a_model(A, rate=0.0), a_model(B, rate=0.0))
     host.run(5 * MINUTE)
     assert stands(host) == {}
+    assert host.machine.standings(host.now).movable == 2
