@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from router_core.sim.arrivals import Arrival
+from router_core.sim.baselines.pair_choice import PairChoice
 from router_core.sim.baselines.pair_dispatch import PairDispatch
 from router_core.sim.engine import EngineSpec, Job, ModelSpec
 from router_core.sim.fleet_node import NodeSpec
@@ -90,6 +91,17 @@ def test_without_an_owner_a_request_fails_at_once() -> None:
     world, dispatch = a_world()
     (ask,) = world.run(arrivals("nowhere", 1), dispatch.start)
     assert (ask.status, ask.end_ms) == (502, ask.arrival.at_ms)
+
+
+@pytest.mark.parametrize("dispatch", [PairDispatch, PairChoice])
+def test_a_job_of_another_host_moves_a_request_away_from_where_it_runs(
+    dispatch: type[PairDispatch] | type[PairChoice],
+) -> None:
+    world, _ = a_world()
+    pair = [Arrival(at_ms=200 * router, router=router, model="m", prompt=10, output=100) for router in (0, 1)]
+    first, second = world.run(pair, dispatch(world, Random(1)).start)
+    assert {first.status, second.status} == {200}
+    assert first.node != second.node
 
 
 @pytest.mark.parametrize("silent", [0, 1])
