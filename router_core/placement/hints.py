@@ -5,8 +5,10 @@ ignored and noted; a note never repeats what the client sent. Refuses to know wh
 means anything is found out against the fleet.
 """
 
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -45,6 +47,8 @@ _RANGES = {
     "expect_tokens": (0, 1_000_000),
 }
 _IN_BODY = frozenset({*_KEYS, "session"})
+_TWICE: Final = ()
+"""The value of a key that is told twice: no hint understands it."""
 _HEADER_OF = {key: PREFIX + key.replace("_", "-") for key in _KEYS}
 _KEY_OF = {header: key for key, header in _HEADER_OF.items()}
 _TERM = re.compile(r"(!?)([a-z]+)(>=|=)(\S+)")
@@ -127,6 +131,7 @@ def _read_body(body: bytes | None, told: dict[str, Any], notes: list[HintNote]) 
         return HintFault(hint="pairmesh", detail=f"longer than {limits.HINT_HEADERS} bytes")
     try:
         members = msgspec.json.decode(body)
+        repeated = _repeated(body) if isinstance(members, dict) else set()
     except (msgspec.DecodeError, RecursionError):
         return HintFault(hint="pairmesh", detail="not JSON")
     if members is None:
@@ -134,9 +139,16 @@ def _read_body(body: bytes | None, told: dict[str, Any], notes: list[HintNote]) 
     if not isinstance(members, dict):
         return HintFault(hint="pairmesh", detail="not an object")
     told.update((key, value) for key, value in members.items() if key in _IN_BODY and value is not None)
+    told.update((key, _TWICE) for key in repeated & _IN_BODY)
     if not members.keys() <= _IN_BODY:
         notes.append(HintNote(hint="pairmesh", outcome=HintOutcome.IGNORED_UNKNOWN))
     return None
+
+
+def _repeated(body: bytes) -> set[str]:
+    """The keys that stand twice in a JSON object: readers disagree about which of their values is meant."""
+    counts = Counter(key for key, _ in json.loads(body, object_pairs_hook=list))
+    return {key for key, count in counts.items() if count > 1}
 
 
 def _read_headers(

@@ -187,6 +187,33 @@ def test_a_body_object_at_the_limit_is_read_and_one_byte_more_refuses_the_reques
     assert fault.hint == "pairmesh"
 
 
+@pytest.mark.parametrize("key", ["locality", "require"])
+def test_a_narrowing_key_that_stands_twice_in_the_body_refuses_the_request(key):
+    for first, second in (("host", "any"), ("any", "host"), ("host", "host"), ("host", None)):
+        body = f'{{"{key}": {json.dumps(first)}, "{key}": {json.dumps(second)}}}'
+        fault = parse_hints([], body.encode())
+        assert isinstance(fault, HintFault)
+        assert fault.hint == key
+
+
+def test_a_header_beats_what_stands_twice_in_the_body():
+    twice = b'{"locality":"any","locality":"mesh"}'
+    hints = parse_hints([("x-pairmesh-locality", "host")], twice)
+    assert isinstance(hints, Hints)
+    assert hints.locality is Locality.HOST
+
+
+def test_advice_that_stands_twice_in_the_body_is_left_out():
+    hints = parse_hints([], b'{"class":"batch","class":"batch","session":"a","session":"a","x":1,"x":2}')
+    assert isinstance(hints, Hints)
+    assert (hints.request_class, hints.session) == (RequestClass.INTERACTIVE, None)
+    assert outcomes(hints) == [
+        ("pairmesh", HintOutcome.IGNORED_UNKNOWN),
+        ("class", HintOutcome.IGNORED_MALFORMED),
+        ("session", HintOutcome.IGNORED_MALFORMED),
+    ]
+
+
 def test_wrong_types_in_the_body_are_malformed():
     hints = parsed(body={"prefer": ["@desk"], "expect_tokens": True, "class": 3, "deadline_ms": None})
     assert {note.hint for note in hints.notes} == {"prefer", "expect_tokens", "class"}
