@@ -12,13 +12,14 @@ from typing import Final
 from agent.cli.columns import printable
 from agent.cli.exits import Exit
 from agent.settings.load import FILE, Settings, check, load
-from agent.settings.manifest import read_manifests
+from agent.settings.manifest import read_manifests, too_many
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
 from agent.settings.policy_schema import POLICY_SCHEMA
 from agent.settings.reading import Schema, Written
 from agent.settings.schema import SCHEMA
 from agent.settings.show import is_hidden, show
 from agent.store.folders import Folders
+from router_core import limits
 
 ENDPOINTS: Final = "endpoints"
 UNREAD_MOST: Final = 16
@@ -40,10 +41,11 @@ def run(args: Namespace) -> int:
 
 def faults_of(folders: Folders) -> list[str]:
     """Every fault of the config folder, one sentence each."""
-    policy = load_policy(folders.config)
+    policy, endpoints = load_policy(folders.config), read_manifests(folders.config / ENDPOINTS)
     found: list[object] = [*check(folders.config)]
     found += [] if isinstance(policy, PolicyRead) else policy
-    found += [f"{ENDPOINTS}/{fault}" for fault in read_manifests(folders.config / ENDPOINTS).faults]
+    found += [f"{ENDPOINTS}/{fault}" for fault in endpoints.faults]
+    found += [too_many(manifest) for manifest in endpoints.manifests[limits.ENGINES :]]
     return [str(fault) for fault in found]
 
 

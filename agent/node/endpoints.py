@@ -11,7 +11,7 @@ from agent.engines.contract import Credential, EndpointStatus
 from agent.engines.watch import EngineWatch, KeyedManifest
 from agent.node.draining import Drains
 from agent.observe.log import Log
-from agent.settings.manifest import Manifest
+from agent.settings.manifest import Manifest, too_many
 from agent.store.folders import RefuseToStart
 from router_core import limits
 
@@ -87,11 +87,6 @@ def keyed(
         else:
             fit.append((manifest, key))
     return fit, faults
-
-
-def too_many(manifest: Manifest) -> str:
-    """In words, why ``manifest`` is not followed."""
-    return f"endpoints: {manifest.name}: more than {limits.ENGINES} endpoints"
 
 
 def _is_free(detected: EndpointStatus, manifests: Iterable[Manifest]) -> bool:

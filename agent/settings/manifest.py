@@ -179,6 +179,11 @@ def read_manifests(folder: Path) -> ManifestsRead:
     return ManifestsRead(manifests=tuple(manifests.values()), faults=tuple(faults))
 
 
+def too_many(manifest: Manifest) -> str:
+    """In words, why ``manifest`` is not followed: a node tells of so many endpoints and no more."""
+    return f"endpoints: {manifest.name}: more than {limits.ENGINES} endpoints"
+
+
 def parse_manifest(raw: bytes, file: str) -> tuple[Manifest | None, tuple[ManifestFault, ...]]:
     """The manifest in ``raw``, or None and every fault in it. ``file`` (``NAME.toml``) gives the default name."""
     if len(raw) > MANIFEST_BYTES:

@@ -302,6 +302,15 @@ async def test_config_shows_and_checks_all_files(pairmesh: Host) -> None:
     assert (await pairmesh("config", "show"))[0] == 78
 
 
+async def test_more_manifests_than_are_followed_are_a_fault(pairmesh: Host) -> None:
+    (pairmesh.config / "endpoints").mkdir()
+    for number in range(17):
+        manifest = pairmesh.config / "endpoints" / f"e{number:02}.toml"
+        manifest.write_text('engine = "openai"\nurl = "http://127.0.0.1:9"\n')
+    code, _, err = await pairmesh("config", "check")
+    assert (code, err) == (78, "pairmesh: endpoints: e16: more than 16 endpoints\n")
+
+
 async def test_files_that_nobody_reads_are_named(pairmesh: Host) -> None:
     (pairmesh.config / "llama.toml").write_text("")
     (pairmesh.config / "endpoints").mkdir()
