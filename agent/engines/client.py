@@ -138,7 +138,12 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._opened().request(
-                method, path, allow_redirects=False, timeout=timeout, headers=headers, data=body
+                method,
+                self._manifest.url.path_of(path),
+                allow_redirects=False,
+                timeout=timeout,
+                headers=headers,
+                data=body,
             ) as answer:
                 told = await _bounded(answer, cap)
                 return Reply(status=answer.status, headers=_lowered(answer.headers), body=told)

@@ -12,7 +12,7 @@ from agent.engines.client import SLOW_S, EngineClient, Reply
 from agent.engines.contract import EngineMisspoke, Identity, Refusal
 from agent.engines.ollama import dialects_of as ollama_dialects
 from agent.engines.openai import dialects_of
-from agent.settings.manifest import EngineKind, Manifest
+from agent.settings.manifest import API_PATH, EngineKind, Manifest
 from router_core import limits
 from router_core.record.state import Dialect
 
@@ -41,7 +41,9 @@ async def identify(client: EngineClient, manifest: Manifest | None = None) -> Ve
     if _is_pair_proxy(health):
         return Refusal.PAIR_NOT_ADOPTED
     found: Verdict
-    if health.headers.get("server") == "llama.cpp":
+    if manifest is not None and manifest.url.path != API_PATH:
+        found = await _plain(client, health, manifest)
+    elif health.headers.get("server") == "llama.cpp":
         found = await _llamacpp(client, health)
     else:
         found = (

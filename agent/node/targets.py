@@ -17,7 +17,7 @@ from agent.engines.outside import Outside, is_literal, is_outside
 from agent.identity.tls import TlsContexts
 from agent.mesh.addresses import AddressBook, Endpoint
 from agent.relay.ports import PeerRoute
-from agent.settings.manifest import EngineKind
+from agent.settings.manifest import API_PATH, EngineKind
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
 from router_core.placement.request import Endpoint as PlacedAt
 from router_core.record.membership import Liveness, Member
@@ -48,6 +48,7 @@ class EngineTarget:
         self.name = status.name
         self.ip, self.port = status.base
         self.host = manifest.url.authority.encode("ascii")
+        self._path = None if manifest.url.path == API_PATH else manifest.url.path_of
         self.tls = system_trust() if manifest.url.scheme == "https" else None
         self.admits = outside if manifest.cloud and not is_literal(self.ip) else None
         self.pass_headers = frozenset(name.lower().encode("ascii") for name in manifest.pass_headers)
@@ -57,6 +58,10 @@ class EngineTarget:
         self.first_byte_ms = manifest.first_byte_ms
         self.idle_ms = manifest.idle_ms
         self.connections = min(CONNECTIONS_MOST, (status.slots or 1) + status.max_queue + _CONNECTIONS_SPARE)
+
+    def path_of(self, path: bytes) -> bytes:
+        """The engine's own path for one of the API's; nearly always that very one."""
+        return path if self._path is None else self._path(path.decode("latin-1")).encode("latin-1")
 
     def upstream_name(self, served: str) -> str:
         """The engine's own spelling of a published name."""

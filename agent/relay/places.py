@@ -140,7 +140,7 @@ def engine_request(
         if not more and b"traceparent" not in told.named:
             told.passed = passed
     return engine_head(
-        path=told.path,
+        path=endpoint.path_of(told.path),
         host=endpoint.host,
         length=length,
         request_id=asked.request_id,

@@ -155,6 +155,9 @@ class LocalEndpoint(Protocol):
     def host(self) -> bytes:
         """Value of the ``Host`` header for the engine."""
 
+    def path_of(self, path: bytes) -> bytes:
+        """The engine's own path for one of the API's."""
+
     @property
     def pass_headers(self) -> frozenset[bytes]:
         """Names in lower case that the operator passes on besides."""

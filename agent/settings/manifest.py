@@ -25,6 +25,7 @@ from router_core.record.state import U32_MAX, Capability, Dialect
 NAME_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 MODEL_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
 LABEL_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,31}"
+PATH_PATTERN = r"(?=.{1,128}\Z)(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){1,8}"
 HEADER_PATTERN = r"[A-Za-z0-9-]{1,64}\*?"
 CONNECT_MS = 2_000
 IDLE_MS = 300_000
@@ -58,14 +59,17 @@ class Caps(Struct, frozen=True, gc=False, kw_only=True):
 
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+API_PATH: Final = "/v1"
 
 
 class EngineUrl(Struct, frozen=True, gc=False, kw_only=True):
-    """Scheme, host and port of an engine. ``host`` is an IP literal, except for ``cloud`` endpoints."""
+    """Scheme, host and port of an engine, and the ``path`` that its API has instead of ``/v1``, as the base URL of OpenAI
+    clients tells it. ``host`` is an IP literal, except for ``cloud`` endpoints."""
 
     scheme: str
     host: str
     port: int
+    path: str = API_PATH
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"
@@ -75,6 +79,10 @@ class EngineUrl(Struct, frozen=True, gc=False, kw_only=True):
         """Host and port, as the ``Host`` header tells them: without the port that the scheme implies."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def path_of(self, path: str) -> str:
+        """The engine's own path for ``path``, which is one of an engine whose API lies at ``/v1``."""
+        return self.path + path[len(API_PATH) :] if path.startswith(f"{API_PATH}/") else path
 
 
 class DeclaredModel(Struct, frozen=True, gc=False, kw_only=True):
@@ -210,7 +218,7 @@ def _manifest(top: Table, stem: str) -> Manifest:
     idle_ms = top.whole("idle_ms", least=1_000, most=86_400_000)
     manifest = Manifest(
         name=_name(top, stem),
-        url=_url(top, remote=remote, cloud=cloud),
+        url=_url(top, remote=remote, cloud=cloud, based=engine == EngineKind.OPENAI),
         engine=EngineKind(engine or EngineKind.OPENAI),
         credential=top.file_name("credential"),
         dialects=_dialects(top),
@@ -250,7 +258,8 @@ def _name(top: Table, stem: str) -> str:
     return stem
 
 
-def _url(top: Table, *, remote: bool, cloud: bool) -> EngineUrl:
+def _url(top: Table, *, remote: bool, cloud: bool, based: bool) -> EngineUrl:
+    """``based``: a path may stand for ``/v1``."""
     nowhere = EngineUrl(scheme="http", host="", port=0)
     text = top.text("url")
     if text is None:
@@ -269,13 +278,21 @@ def _url(top: Table, *, remote: bool, cloud: bool) -> EngineUrl:
         return nowhere
     if parts.username is not None or parts.password is not None:
         top.fault("url", "must not hold a user or a password: use credential")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        top.fault("url", "must end after the port")
+    path = parts.path.rstrip("/")
+    if (path and not based) or parts.query or parts.fragment:
+        top.fault("url", "must end after the path" if based else "must end after the port")
+    elif path and not re.fullmatch(PATH_PATTERN, path):
+        top.fault("url", f"path does not match {PATH_PATTERN}")
     if port == 0:
         top.fault("url", "port 0 is not allowed")
     if (problem := _host_problem(host, remote=remote, cloud=cloud)) is not None:
         top.fault("url", problem)
-    return EngineUrl(scheme=parts.scheme, host=host, port=port or DEFAULT_PORTS.get(parts.scheme, 0))
+    return EngineUrl(
+        scheme=parts.scheme,
+        host=host,
+        port=port or DEFAULT_PORTS.get(parts.scheme, 0),
+        path=path or API_PATH,
+    )
 
 
 def _host_problem(host: str, *, remote: bool, cloud: bool) -> str | None:

@@ -1,4 +1,5 @@
-"""Two daemons, one of which may hand requests to a server outside the mesh, over verified TLS."""
+"""Two daemons, one of which may hand requests to a server outside the mesh, over verified TLS, whose API lies below a path
+of its own."""
 
 import contextlib
 import json
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 IPS = {"alpha": "127.0.0.2", "beta": "127.0.0.3"}
 BODY = {"max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+BASE = b"/openai/v1"
 AWAY = {"x-pairmesh-locality": "any"}
 
 
@@ -44,7 +46,7 @@ async def answer(wire: Wire, body: bytes) -> None:
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     base = tmp_path_factory.mktemp("spill")
     vouched = Vouched(base, "127.0.0.1")
-    home, outside = ScriptedEngine({"home": answer}), ScriptedEngine({"big-1": answer, "home": answer})
+    home, outside = ScriptedEngine({"home": answer}), ScriptedEngine({"big-1": answer, "home": answer}, BASE)
     nodes = [
         Node(name=name, ip=ip, base=base / name, more_env={"SSL_CERT_FILE": str(vouched.file)})
         for name, ip in IPS.items()
@@ -55,7 +57,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         alpha, beta = nodes
         (alpha.config / "endpoints" / "home.toml").write_text(f'engine = "openai"\nurl = "{at_home}"\n')
         (beta.config / "endpoints" / "out.toml").write_text(
-            f'engine = "openai"\nurl = "{away}"\ncloud = true\nslots = 8\nprice_in = 0.5\nprice_out = 2.0\n'
+            f'engine = "openai"\nurl = "{away}{BASE.decode()}"\ncloud = true\nslots = 8\nprice_in = 0.5\nprice_out = 2.0\n'
             f'[[models]]\nname = "big"\nupstream_name = "big-1"\n[[models]]\nname = "home"\n'
         )
         (alpha.config / "policy.toml").write_text('[spill]\ncap = "any"\n')

@@ -35,10 +35,12 @@ def event(text: str) -> bytes:
 
 
 class ScriptedEngine:
-    """``async with`` listens on loopback; ``scripts`` are by model name; ``head`` is that of the newest request."""
+    """``async with`` listens on loopback; ``scripts`` are by model name; ``head`` is that of the newest request. Its API lies
+    at ``base``."""
 
-    def __init__(self, scripts: Mapping[str, Script]) -> None:
+    def __init__(self, scripts: Mapping[str, Script], base: bytes = b"/v1") -> None:
         self.scripts = dict(scripts)
+        self._base = base
         self.asked: list[str] = []
         self.head = b""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,10 +84,10 @@ class ScriptedEngine:
             writer.close()
 
     async def _answer(self, writer: Wire, method: bytes, path: bytes, body: bytes) -> None:
-        if method == b"GET" and path == b"/v1/models":
+        if method == b"GET" and path == self._base + b"/models":
             models = [{"id": name, "object": "model"} for name in self.scripts]
             writer.write(whole(200, json.dumps({"object": "list", "data": models}).encode()))
-        elif method == b"POST" and path.startswith(b"/v1/chat/completions"):
+        elif method == b"POST" and path.startswith(self._base + b"/chat/completions"):
             model = json.loads(body.decode("latin-1"))["model"]
             self.asked.append(model)
             await self.scripts[model](writer, body)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from agent.engines.contract import EngineMisspoke, EngineUnreachable, Identity, Refusal
 from agent.engines.identify import Starting, identify
@@ -158,3 +159,18 @@ async def test_a_closed_port_is_unreachable() -> None:
         with pytest.raises(EngineUnreachable) as caught:
             await identify(client, described)
     assert caught.value.reason == "connect"
+
+
+async def test_a_server_whose_api_lies_below_a_path_is_asked_there_and_taken_for_no_other_engine() -> None:
+    listed = Sample(200, {}, b'{"data":[{"id":"big"}]}')
+    server = ReplayServer(
+        {"/openai/v1/models": listed, "/api/version": Sample(200, {}, b'{"version":"0.13.3"}')}
+    )
+    async with server.serving():
+        plain = manifest(server.port, EngineKind.OPENAI)
+        described = replace(plain, url=replace(plain.url, path="/openai/v1"))
+        async with client_of(described) as client:
+            verdict = await identify(client, described)
+    assert isinstance(verdict, Identity)
+    assert (verdict.engine, verdict.flavour) == (EngineKind.OPENAI, "plain")
+    assert {path for _, path in server.calls} <= {"/health", "/openai/v1/models", "/openapi.json"}

@@ -158,12 +158,22 @@ def test_an_endpoint_outside_the_mesh_is_verified_by_name_and_never_leads_home(h
     found = hand.targets.local("out")
     assert found is not None
     assert (found.ip, found.port, found.host) == ("api.example.com", 443, b"api.example.com")
+    assert found.path_of(b"/v1/chat/completions") == b"/v1/chat/completions"
     assert found.tls is not None
     assert found.tls.check_hostname
     assert found.tls.verify_mode is ssl.CERT_REQUIRED
     assert found.admits is not None
     assert found.admits(ip_address("203.0.113.9"))
     assert not found.admits(ip_address("127.0.0.1"))
+
+
+def test_an_api_may_lie_below_another_path(hand: Hand) -> None:
+    url = EngineUrl(scheme="https", host="api.example.com", port=443, path="/openai/v1")
+    manifest = Manifest(name="out", url=url, engine=EngineKind.OPENAI, cloud=True, remote_host=True)
+    hand.endpoints = {"out": an_endpoint("out", manifest=manifest)}
+    found = hand.targets.local("out")
+    assert found is not None
+    assert found.path_of(b"/v1/chat/completions") == b"/openai/v1/chat/completions"
 
 
 def test_a_changed_engine_is_seen_at_the_next_look(hand: Hand) -> None:

@@ -70,12 +70,16 @@ class Local:
     idle_ms: int = 300_000
     connections: int = 64
     spelled: str | None = None
+    base: bytes = b"/v1"
     tls: ssl.SSLContext | None = None
     admits: Admits | None = None
 
     @property
     def host(self) -> bytes:
         return b"%s:%d" % (self.ip.encode(), self.port)
+
+    def path_of(self, path: bytes) -> bytes:
+        return self.base + path.removeprefix(b"/v1")
 
     def upstream_name(self, served: str) -> str:
         return self.spelled or served

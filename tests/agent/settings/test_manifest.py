@@ -193,7 +193,12 @@ def test_all_faults_are_reported_at_once() -> None:
         ("http://example.com:8080", "remote_host = true"),
         ("https://127.0.0.1:8080", ""),
         ("http://127.0.0.1:99999", ""),
-        ("http://127.0.0.1:8080/v1", ""),
+        ("http://127.0.0.1:8080//v1", ""),
+        ("http://127.0.0.1:8080/a/../v1", ""),
+        ("http://127.0.0.1:8080/a b", ""),
+        ("http://127.0.0.1:8080/%2e%2e", ""),
+        ("http://127.0.0.1:8080/" + "x" * 128, ""),
+        ("http://127.0.0.1:8080/v1?x=1", ""),
         ("http://127.0.0.1:8080?x=1", ""),
         ("http://key@127.0.0.1:8080", ""),
         ("unix:///run/x.sock", ""),
@@ -220,6 +225,23 @@ def test_addresses_that_are_not_allowed(url: str, extra: str) -> None:
 def test_addresses_that_are_allowed(url: str, extra: str, host: str, port: int) -> None:
     manifest = parsed(f'url = "{url}"\nengine = "openai"\n{extra}')
     assert (manifest.url.host, manifest.url.port) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("url", "chats"),
+    [
+        ("http://127.0.0.1:8080", "/v1/chat/completions"),
+        ("http://127.0.0.1:8080/v1/", "/v1/chat/completions"),
+        ("http://127.0.0.1:8080/openai/v1", "/openai/v1/chat/completions"),
+        ("http://127.0.0.1:8080/v1beta/openai/", "/v1beta/openai/chat/completions"),
+    ],
+)
+def test_a_url_may_end_in_what_clients_call_the_base_url(url: str, chats: str) -> None:
+    found = parsed(f'url = "{url}"\nengine = "openai"\n').url
+    assert found.path_of("/v1/chat/completions") == chats
+    assert found.path_of("/health") == "/health"
+    _, (fault,) = parse_manifest(f'url = "{url}x/y"\nengine = "ollama"\n'.encode(), "a.toml")
+    assert str(fault).startswith("a.toml: url: ")
 
 
 def test_missing_keys_and_an_unfit_file_name_are_faults() -> None:
@@ -368,6 +390,7 @@ def test_an_engine_without_an_adapter_is_refused_with_what_to_write_instead() ->
         ("127.0.0.1:8080", "must begin with http://"),
         ("localhost:11434", "must begin with http://"),
         ("https://127.0.0.1:8080", "must begin with http://"),
+        ("http://127.0.0.1:11434/v1", "must end after the port"),
         ("http://localhost:11434", "must name an address: write 127.0.0.1 or [::1] for localhost"),
     ],
 )

@@ -16,7 +16,7 @@ from agent.settings.show import reference, show
 from router_core.policy.placement import PRESETS, PlacementPolicy, Weights
 
 CONSTANTS = {
-    "hash", "nearest_names", "candidates_kept", "authority.in_flight", "authority.failures", "authority.open_ms",
+    "nearest_names", "candidates_kept", "authority.in_flight", "authority.failures", "authority.open_ms",
     "authority.answers_kept", "scored_all", "scored_best", "scored_calm",
 }  # fmt: skip
 """Fields that no operator tunes."""
@@ -166,7 +166,7 @@ def test_what_is_printed_loads_to_the_same_policy(tmp_path: Path) -> None:
 def test_every_field_of_the_policy_is_a_key_and_every_default_is_its_own() -> None:
     def names(part: object, above: str = "") -> set[str]:
         found = set()
-        for field in dataclasses.fields(part):
+        for field in (each for each in dataclasses.fields(part) if each.init):
             value = getattr(part, field.name)
             inner = dataclasses.is_dataclass(value)
             found |= names(value, f"{above}{field.name}.") if inner else {above + field.name}
