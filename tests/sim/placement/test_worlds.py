@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from router_core.placement.decide import decide
 from router_core.sim.fleet_world import FleetWorld
 from router_core.sim.routed import Routed
-from router_core.sim.scenario import Scenario
+from router_core.sim.scenario import LoadLine, NodeLine, Scenario
 from router_core.sim.trial import POLICIES, Result, play, requests_of
 from scripts.shared_data import built_in
 from scripts.simulate_placement import ROOT, SCENARIOS, read_scenario
@@ -108,19 +108,45 @@ def test_a_request_that_got_no_answer_makes_the_whole_as_long_as_its_patience():
     assert result.makespan_s == result.ttft_p50 == 600.0
 
 
+SLOW = NodeLine(name="slow", pp=1_000, tg=50, slots=1, memory_gib=10.0, max_queue=0)
+FAST = replace(SLOW, name="fast", pp=100_000, tg=5_000)
+
+
+def at_once(*nodes: NodeLine, requests: int = 1, prompt: int = 1_000, output: int = 51) -> Scenario:
+    """Requests that all come at the first of some hosts in one moment."""
+    load = LoadLine(arrivals="at_once", requests=requests, prompt=prompt, output=output, rhos=(0.0,))
+    return Scenario(name="x", node=nodes, load=load)
+
+
+def test_figures_of_a_single_request_are_those_that_can_be_reckoned_by_hand():
+    result = played(at_once(SLOW), "oracle")
+    assert (result.ttft_p95, result.total_p95, result.makespan_s) == (1.0, 2.0, 2.0)
+    assert (result.away, result.failed, result.cold_loads) == (0.0, 0, 0)
+    assert result.memory == pytest.approx((1.05 * 4.58 + 300 / 1_024) / 10.0, rel=1e-3)
+    assert 0.2 <= result.utilisation <= 0.25, "2 s of work, 6 s before it, and not a second after"
+    assert played(at_once(SLOW, FAST), "oracle").away == 1.0
+
+
+def test_who_is_turned_away_comes_back_when_it_was_told_to():
+    result = played(at_once(SLOW, requests=300, prompt=10, output=11), "balanced")
+    assert result.retries > 0, "the router holds 256 of them at most"
+    assert (result.failed, result.leaks) == (0, 0)
+
+
 def a_world(scenario: Scenario, seed: int = 1) -> FleetWorld:
     return FleetWorld(scenario.specs(SUPPLY.measured), scenario.wire, seed)
 
 
-def test_events_are_told_at_once_if_the_wire_says_so():
+@pytest.mark.parametrize("how", ["urgent", "replies"])
+def test_pictures_travel_at_events_or_with_answers_if_the_wire_says_so(how):
     records = {}
-    for urgent in (False, True):
+    for on in (False, True):
         scenario = small("herd")
-        scenario = replace(scenario, wire=replace(scenario.wire, urgent=urgent))
+        scenario = replace(scenario, wire=replace(scenario.wire, **{how: on}))
         world = a_world(scenario)
         requests = requests_of(scenario, [node.spec for node in world.nodes], 0.7, 1, SUPPLY)
         world.run(requests, Routed(world, [decide] * len(world.nodes)).start)
-        records[urgent] = sum(node.seq for node in world.nodes)
+        records[on] = sum(node.seq for node in world.nodes)
     assert records[True] > 1.2 * records[False]
 
 
