@@ -1,10 +1,7 @@
 """What NVIDIA/Personal-AI-Router#7 asks of routing hints and of placement, on three unlike nodes: real daemons, real
 engines with the same models and memory for one of them each.
 
-Of its eight scenarios the preferred node, the fall-back from it and from an authority, and the moved rank are here;
-opposite hints at once, malformed ones and requests without any are in ``test_hints_live``, pressure in
-``test_pressure``, unchanged clients in ``test_openai_client`` and ``test_ollama_client``, telemetry without content in
-``test_canary``, what a role may see in ``test_roles``.
+Which of its scenarios is shown where is told in ``tests/test_scenarios.py``.
 
 ``pair-1.0`` is the simulator's, fed with what one origin knows: its own jobs. Its choice goes through the same relay,
 as a required node. What is compared is what PAIR cannot see: which model is loaded where, and who is fast.
