@@ -24,6 +24,8 @@ from router_core.placement.record import Alternative, AuthorityNote, Estimate
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy, Weights
 
+ROUNDING = 1e-9
+"""Scores that differ by less do so by the order of additions alone."""
 _SCORE = attrgetter("score")
 _FILL = attrgetter("fill")
 _VETO, _COLD = "veto", "cold"
@@ -316,7 +318,8 @@ def action_of(*, is_cloud: bool, resident: bool) -> Action:
 def reason_of(
     chosen: Standing, rows: Sequence[Standing], degraded: Sequence[str], note: AuthorityNote
 ) -> Reason:
-    """What made ``chosen`` win over the other ``rows``: a bonus only if another row would win without it."""
+    """What made ``chosen`` win over the other ``rows``: a bonus only if another row would win without it, beyond
+    rounding."""
     if degraded and any(kind != "digest_conflict" for kind in degraded):
         return Reason.DEGRADED
     if note.first is not None and note.leads:
@@ -327,6 +330,7 @@ def reason_of(
     rival = min(rivals, default=None)
     if rival is None:
         return Reason.NATIVE
+    rival += ROUNDING
     if chosen.hint_bonus and rival < chosen.score + chosen.hint_bonus:
         return Reason.HINT if note.first is None else Reason.AUTHORITY
     if chosen.affinity_bonus and rival < chosen.score + chosen.affinity_bonus:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router_core.errors import PairmeshError
 from router_core.placement.advice import led_by
-from router_core.placement.choose import action_of, alternatives_of, choose, field_of, reason_of
+from router_core.placement.choose import ROUNDING, action_of, alternatives_of, choose, field_of, reason_of
 from router_core.placement.decision import ALTERNATIVES
 from router_core.placement.explore import explored
 from router_core.placement.reasons import Action, Reason
@@ -20,7 +20,6 @@ from router_core.placement.record import BACKUP, Candidate, DecisionRecord, Esti
 from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy, Weights
 
-_ROUNDING = 1e-9
 _SCORE = attrgetter("score")
 _CAPACITY = attrgetter("candidate.capacity")
 _ROUTED = frozenset({Action.ROUTE, Action.ROUTE_COLD, Action.SPILL})
@@ -135,7 +134,7 @@ def _weighed(f: Factors, weights: Weights) -> float:
 
 def _unless_rounded(stored: float, computed: float) -> float:
     """``computed``, or what was stored if nothing but the order of additions tells them apart."""
-    return stored if abs(computed - stored) < _ROUNDING else computed
+    return stored if abs(computed - stored) < ROUNDING else computed
 
 
 def _told(row: _Row, out: str | None) -> Candidate:

@@ -185,3 +185,12 @@ def test_a_told_output_of_zero_stays_zero():
     assert decision.chosen.output_tokens == 0
     assert decided(a_request(output_cap=0), a_fleet(a_row("a"))).chosen.output_tokens == 0
     assert decided(a_request(), a_fleet(a_row("a"))).chosen.output_tokens == 256
+
+
+@pytest.mark.parametrize("pressure", [0.05, 0.1, 0.3, 0.7])
+def test_a_hint_did_not_decide_between_rows_that_nothing_else_tells_apart(pressure: float) -> None:
+    fleet = a_fleet(a_row("a", pressure=pressure), a_row("b", pressure=pressure))
+    for number in range(20):
+        request = a_request(request_id=f"r{number}", hints=parsed_hints(prefer="@a"), text_bytes=100 * number)
+        decision = decided(request, fleet)
+        assert (chosen_node(decision), decision.reason) == ("a", Reason.NATIVE)
