@@ -227,6 +227,16 @@ def test_the_resident_that_is_worth_least_makes_room(less: dict[str, Any]):
         assert host.until(Drain) == Drain(key=A if first else other)
 
 
+@pytest.mark.parametrize(("rates", "first"), [((1.0, 5.0), C), ((5.0, 1.0), B)])
+def test_of_two_whose_turn_has_come_the_worthier_is_loaded(rates: tuple[float, float], first: Key):
+    host = Host(a_model(B, rate=rates[0]), a_model(C, rate=rates[1]), free=6 * GIB)
+    while len(stands(host)) < 2:
+        assert host.run(500) == []
+    host.now += 4 * POLICY.turn_ms
+    (load,) = host.look()
+    assert load == Load(key=first, within_ms=40_000)
+
+
 def test_no_more_is_evicted_than_it_takes():
     host = a_full_host()
     small = ("llama", "small")

@@ -76,6 +76,12 @@ def test_own_work_and_what_was_sent_but_is_not_told_yet_wait_too() -> None:
     assert wait_s == pytest.approx((sent.prefill_s + sent.decode_s) / 2)
 
 
+def test_who_could_serve_a_model_is_whoever_has_it_or_could_load_it() -> None:
+    assert only(cold(loadable=False)).able == 1, "this node can, as it is told to"
+    others = (a_row("a"), a_row("b", resident=False), a_row("c", resident=False, loadable=False))
+    assert only(cold(), *others, a_row("d", down="gone")).able == 3
+
+
 def test_a_model_that_anybody_loads_is_told_to_be() -> None:
     assert not only(cold(), a_row("a", resident=False)).is_loading
     assert only(cold(), a_row("a", resident=False, loading=True)).is_loading
