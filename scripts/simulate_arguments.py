@@ -9,12 +9,14 @@ from typing import Final
 SHARED: Final = "PAIRMESH_SHARED"
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number; argparse tells of one that is none or less."""
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number; argparse tells of one that is none, less, or more than ``most``."""
 
     def number(text: str) -> int:
         if int(text) < least:
             raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        if most is not None and int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most}")
         return int(text)
 
     number.__name__ = "whole number"

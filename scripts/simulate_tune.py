@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenarios", nargs="*", default=SCENARIOS, help=f"of each case ({', '.join(SCENARIOS)})"
     )
     parser.add_argument("--knobs", help="comma-separated dotted names, all if not told")
-    parser.add_argument("--seeds", type=at_least(1), default=SEEDS, help=f"runs of each case ({SEEDS})")
+    parser.add_argument(
+        "--seeds", type=at_least(1, HELD_OUT_FROM - 1), default=SEEDS, help=f"runs of each case ({SEEDS})"
+    )
     parser.add_argument(
         "--requests", type=at_least(1), default=REQUESTS, help=f"requests of each run ({REQUESTS})"
     )
@@ -49,14 +51,7 @@ def main(args: argparse.Namespace) -> int:
         trained = played(scenarios, tries, {}, Part.TRAINING, args, folder)
         found = tuning.effects(trained)
         taken = tuning.better(found)
-        whole = Try(path="all of these")
-        judged = (
-            []
-            if not taken
-            else tuning.effects(
-                played(scenarios, [SHIPPED, whole], {whole: taken}, Part.HELD_OUT, args, folder)
-            )
-        )
+        judged = judge(scenarios, taken, args, folder) if taken else []
     except LocalMisuse as wrong:
         print(wrong, file=sys.stderr)
         return 2
@@ -64,6 +59,14 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"{args.seeds} seeds of {args.requests} requests, {time.monotonic() - began:.0f} s")
     return 0
+
+
+def judge(
+    scenarios: Sequence[Scenario], taken: Mapping[str, float], args: argparse.Namespace, folder: Path | None
+) -> list[Effect]:
+    """What all of ``taken`` together does where nothing was chosen on."""
+    whole = Try(path="all of these")
+    return tuning.effects(played(scenarios, [SHIPPED, whole], {whole: taken}, Part.HELD_OUT, args, folder))
 
 
 def wanted(names: str | None) -> list[Try]:
@@ -85,14 +88,13 @@ def played(
     folder: Path | None,
 ) -> dict[Try, list[Result]]:
     """Every try on every scenario at its first load, by try."""
-    first = HELD_OUT_FROM if part is Part.HELD_OUT else 1
     work: list[tuple[Try, Run]] = []
     for tried in tries:
         values = combined.get(tried) or ({} if tried.path is None else {tried.path: tried.value})
         work += [
             (tried, (scenario, scenario.load.rhos[0], seed, part, values))
             for scenario in scenarios
-            for seed in range(first, first + args.seeds)
+            for seed in seeds_of(part, args.seeds)
         ]
     runs = [(run, folder) for _, run in work]
     if args.jobs <= 1:
@@ -104,6 +106,12 @@ def played(
     for (tried, _), result in zip(work, results, strict=True):
         by_try.setdefault(tried, []).append(result)
     return by_try
+
+
+def seeds_of(part: Part, count: int) -> range:
+    """The seeds of one part, none of which the other has."""
+    first = HELD_OUT_FROM if part is Part.HELD_OUT else 1
+    return range(first, first + count)
 
 
 def _play(item: tuple[Run, Path | None]) -> Result:

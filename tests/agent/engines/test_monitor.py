@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from agent.engines.contract import EndpointStatus, Health, LoadSource, Residency
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
@@ -273,6 +274,19 @@ async def test_the_operators_facts_beat_the_engines_and_of_two_limits_the_smalle
         "tiny",
         None,
     )
+
+
+async def test_of_a_server_outside_only_declared_models_are_offered_and_its_list_is_not_fetched_again(
+    sample: GetSample,
+) -> None:
+    server = plain(sample)
+    big = DeclaredModel(name="big", upstream_name="a")
+    async with server.serving():
+        declared = manifest(server.port, EngineKind.OPENAI, models=(big,))
+        async with Watched(replace(declared, cloud=True, remote_host=True)) as watched:
+            await until(health(watched)(Health.READY))
+            assert [(model.name, model.native_id) for model in watched.status().owned] == [("big", "a")]
+    assert [path for _, path in server.calls].count("/v1/models") == 1, "to know that it is one"
 
 
 async def test_ten_thousand_models_and_unfit_names_stay_within_bounds(sample: GetSample) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.engines.contract import EndpointStatus, EngineLoad, Health, LoadSource, Residency
 from agent.node.statement import EndpointWork, ModelTimes, foreign_requests, is_event, static_statement
+from agent.settings.manifest import EngineUrl
 from router_core import limits
 from router_core.record.codec import decode_static, encode_static
 from router_core.record.state import (
@@ -53,6 +54,20 @@ def test_a_model_is_told_in_the_units_of_the_record() -> None:
     assert model.base8 == hashlib.sha256(b"llama-3-8b").digest()[:8]
     assert (model.ctx_max, model.ctx_served, model.parallel) == (8_192, 4_096, 2)
     assert (model.flags, model.aliases) == (1, ("small",))
+
+
+def test_that_an_endpoint_lies_outside_the_mesh_is_told_with_its_price_and_not_where_it_is() -> None:
+    url = EngineUrl(scheme="https", host="api.example.com", port=443, path="/openai/v1")
+    manifest = replace(
+        an_endpoint().manifest, url=url, cloud=True, remote_host=True, price_in=0.5, price_out=2.0
+    )
+    static = stated(an_endpoint(manifest=manifest))[0]
+    (outside,) = static.engines
+    assert EngineFlag(outside.flags) == EngineFlag.CLOUD | EngineFlag.REMOTE_HOST
+    assert (outside.price_in, outside.price_out) == (5_000, 20_000), "in 1/10,000"
+    assert b"example" not in encode_static(static)
+    (inside,) = stated(an_endpoint())[0].engines
+    assert inside.flags == 0
 
 
 def test_what_is_not_known_of_a_model_is_none() -> None:

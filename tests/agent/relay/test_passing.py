@@ -24,6 +24,13 @@ ODD_BODIES = [
 ]
 
 
+async def test_an_engine_whose_api_lies_below_another_path_is_asked_there() -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        relay.fleet.locals["e0"].base = b"/openai/v1"
+        assert (await ask(relay.port, post(relay.port))).status == 200
+        assert up.requests[0].line == b"POST /openai/v1/chat/completions HTTP/1.1"
+
+
 @pytest.mark.threat("T31")
 @pytest.mark.parametrize("body", ODD_BODIES)
 async def test_a_request_body_arrives_byte_for_byte(body: bytes) -> None:

@@ -441,6 +441,15 @@ def test_aliases_of_a_manifest_reach_the_row_under_its_own_name():
     assert decision.chosen.model == "tiny"
 
 
+def test_an_engine_that_a_node_says_is_outside_the_mesh_is_no_row_of_the_mesh():
+    flags = int(EngineFlag.CLOUD | EngineFlag.REMOTE_HOST)
+    outside = replace(a_static().engines[0], flags=flags, price_in=5_000, price_out=20_000)
+    fleet = folded(a_view(a_change("a", static=a_static(engines=(outside,)))))
+    (row,) = fleet.rows
+    assert (row.cloud, row.price_in, row.price_out) == (True, 0.5, 2.0)
+    assert decided(a_request(), fleet).record.excluded_counts == {"locality": 1}
+
+
 def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone():
     ram = a_static(gpus=(), engines=(replace(a_static().engines[0], gpus=()),))
     slow = a_change("a", static=ram, volatile=a_volatile(gpus=()))

@@ -317,6 +317,10 @@ def test_the_headline_covers_every_gate():
         ("frozen", 0.0),
         ("healthy", 0.0),
     }
+    by_name = {scenario.name: scenario for scenario, *_ in runs}
+    assert (by_name["frozen"].frozen, by_name["healthy"].frozen) == (("b",), ())
+    assert by_name["frozen"].load == by_name["healthy"].load
+    assert by_name["frozen"].load.requests == 24
     assert (
         sum(
             scenario.name == "herd" and rho == 0.7 and policy == "pair-1.0"

@@ -1,5 +1,7 @@
 """Tuning: one number at a time, equal requests, and nothing is taken over that chance could explain."""
 
+from argparse import ArgumentParser, Namespace
+
 import pytest
 from msgspec.structs import replace
 
@@ -8,8 +10,9 @@ from router_core.policy.placement import PlacementPolicy
 from router_core.sim import tuning
 from router_core.sim.placement_report import Mean
 from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
-from scripts import simulate
+from scripts import simulate, simulate_tune
 from scripts.shared_data import built_in
+from scripts.simulate_placement import read_scenario, sized
 from tests.sim.placement.test_reports import a_result
 
 SHIPS = PlacementPolicy()
@@ -45,6 +48,35 @@ def test_the_parts_share_no_request_and_no_client():
         assert [*train.lengths[name], *held.lengths[name]] == list(lengths)
     assert len(train.clients) + len(held.clients) == len(supply.clients)
     assert not set(train.clients) & set(held.clients)
+
+
+def told(*words: str) -> Namespace:
+    parser = ArgumentParser()
+    simulate_tune.add_arguments(parser)
+    return parser.parse_args([*words, "--built-in", "--jobs=1"])
+
+
+def test_what_was_chosen_is_judged_on_requests_that_nothing_was_chosen_on():
+    args = told("herd", "--seeds=2", "--requests=60")
+    scenarios = [sized(read_scenario("herd"), args.requests)]
+    taken = {"weights.speed": 0.4}
+
+    def effects_on(part: Part) -> list[Effect]:
+        tried = Try(path="all of these")
+        return tuning.effects(
+            simulate_tune.played(scenarios, [SHIPPED, tried], {tried: taken}, part, args, None)
+        )
+
+    assert simulate_tune.judge(scenarios, taken, args, None) == effects_on(Part.HELD_OUT)
+    assert effects_on(Part.HELD_OUT) != effects_on(Part.TRAINING)
+    train, held = (set(simulate_tune.seeds_of(part, 999)) for part in Part)
+    assert not train & held
+
+
+@pytest.mark.parametrize("wrong", ["--seeds=0", "--seeds=1000", "--requests=0"])
+def test_as_many_seeds_as_would_be_those_of_the_other_part_are_a_wrong_request(wrong: str):
+    with pytest.raises(SystemExit):
+        told(wrong)
 
 
 def test_equal_runs_have_no_effect_and_runs_are_compared_by_scenario_and_seed():
