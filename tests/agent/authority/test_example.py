@@ -1,15 +1,21 @@
 """The example authority, run as anybody would run it, is understood and does what it says."""
 
 import asyncio
+import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from router_core.placement.advice import parse_answer
+from router_core.placement.request import Advice
+from tests.agent.authority.scripted import answers, listening
 from tests.agent.authority.test_asking import asking, routed, three_nodes
 from tests.agent.node.rig import an_endpoint, key_of
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "authority-example"
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "scripts" / "authority-example"
 
 
 @asynccontextmanager
@@ -40,6 +46,32 @@ async def test_interactive_requests_go_to_the_named_nodes_first_and_others_where
     assert (route.at, note.outcome.value, note.reason) == (key_of("gamma"), "used", "named nodes first")
     assert other.at == key_of("me")
     assert without.at == key_of("beta")
+
+
+def shown(part: str) -> bytes:
+    """A JSON block of the README."""
+    text = (ROOT / "README.md").read_text()
+    block = re.search(rf"<!-- {part}: begin -->\n```json\n(.*?)```\n<!-- {part}: end -->", text, re.DOTALL)
+    assert block is not None
+    return block[1].encode()
+
+
+def members(tree: object) -> object:
+    """The names in a JSON document, its values left out; of a list its first item."""
+    if isinstance(tree, dict):
+        return {name: members(value) for name, value in tree.items()}
+    return members(tree[0]) if isinstance(tree, list) and tree else None
+
+
+async def test_the_readme_shows_a_question_and_an_answer_as_they_are() -> None:
+    world = three_nodes()
+    async with listening(answers(order=[])) as authority, asking(world, authority.url):
+        await routed(world)
+    (question,) = authority.questions
+    assert members(json.loads(shown("question"))) == members(question)
+    answer = parse_answer(shown("answer"))
+    assert isinstance(answer, Advice)
+    assert (answer.weights, answer.ttl_ms, answer.reason) == ((3.0, 1.0), 1_000, "cheap ones first")
 
 
 async def test_a_question_it_does_not_understand_is_refused_and_the_next_one_answered() -> None:
