@@ -34,8 +34,6 @@ def mesh_policy(mesh: MeshSettings) -> MeshPolicy:
         backoff_max_s=mesh.backoff_max_ms // 1_000,
         gone_min_s=mesh.gone_min_ms // 1_000,
         gone_redial_s=mesh.gone_redial_ms // 1_000,
-        audit_s=mesh.audit_ms // 1_000,
-        audit_far_s=mesh.audit_far_ms // 1_000,
     )
 
 

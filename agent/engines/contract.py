@@ -255,9 +255,9 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     """One endpoint as its monitor saw it last; what V and S are built from and how the relay reaches it.
 
     ``owned`` already holds the manifest's facts (manifest before engine before unknown; of two context limits
-    the smaller). ``identified_ms``, ``owned_ms`` and ``observed_ms`` (residency and load) are boot-clock times
-    of the last good answer. ``reason`` is a short code for a health that takes no requests. ``withdrawn`` are
-    dialects whose route the engine lately did not know; ``unfit_names`` counts models left out for their name.
+    the smaller). ``observed_ms`` is the boot-clock time of the last good answer about residency and load. ``reason``
+    is a short code for a health that takes no requests. ``withdrawn`` are dialects whose route the engine lately did
+    not know; ``unfit_names`` counts models left out for their name.
     """
 
     name: str
@@ -266,9 +266,7 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     detected: bool = False
     reason: str | None = None
     identity: Identity | None = None
-    identified_ms: int | None = None
     owned: tuple[OwnedModel, ...] = ()
-    owned_ms: int | None = None
     resident: tuple[ResidentModel, ...] = ()
     load: EngineLoad | None = None
     observed_ms: int | None = None

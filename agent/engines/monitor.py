@@ -241,7 +241,6 @@ class EndpointMonitor:
         self._signs = self._signs.identified(now)
         self._attempts = 0
         self._identify_at = self._after(self._cadence.identify_ms)
-        self._status = replace(self._status, identified_ms=now)
         if self._adapter is not None and self._identity == identity:
             return
         self._drop()
@@ -273,7 +272,7 @@ class EndpointMonitor:
             self._listed = {model.native_id for model in told}
             owned, unfit = publishable(overlaid(told, self._manifest.models))
             self._signs = self._signs.listed(now)
-            self._status = replace(self._status, owned=owned, owned_ms=now, unfit_names=unfit)
+            self._status = replace(self._status, owned=owned, unfit_names=unfit)
 
     async def _look(self, adapter: EngineAdapter) -> None:
         period = self._period()
@@ -417,7 +416,7 @@ class EndpointMonitor:
 
 
 def _ageless(status: EndpointStatus) -> EndpointStatus:
-    return replace(status, identified_ms=None, owned_ms=None, observed_ms=None)
+    return replace(status, observed_ms=None)
 
 
 def _states(resident: tuple[ResidentModel, ...]) -> dict[str, Residency]:

@@ -38,8 +38,6 @@ class MeshSettings:
     backoff_max_ms: int
     gone_min_ms: int
     gone_redial_ms: int
-    audit_ms: int
-    audit_far_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

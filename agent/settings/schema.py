@@ -110,8 +110,6 @@ KEYS: tuple[Key, ...] = (
     _seconds("mesh.backoff_max_s", 30, 1, "longest wait between dials of one peer; for tests"),
     _seconds("mesh.gone_min_s", 60, 10, "least silence before a peer counts as gone; for tests"),
     _seconds("mesh.gone_redial_s", 30, 1, "time between dials of a peer that is gone; for tests"),
-    _seconds("mesh.audit_s", 60, 5, "time between audits of a link; for tests"),
-    _seconds("mesh.audit_far_s", 300, 5, "time between audits of a node without a link; for tests"),
     _listen("ingress.listen", ":7434", "requests that peers place here"),
     _loopback("admin.listen", "127.0.0.1:7435", "metrics and read-only views"),
     _switch("engines.autodetect", True, "look for engines on the well-known ports of loopback"),

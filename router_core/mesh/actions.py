@@ -11,12 +11,6 @@ from router_core.record.membership import ViewChange
 from router_core.record.state import Address
 
 
-class Purpose(Enum):
-    """Why a peer is dialled."""
-
-    LINK = 0
-
-
 class Alarm(Enum):
     """Codes of ``Notify``."""
 
@@ -62,7 +56,6 @@ class Dial(Struct, frozen=True, gc=False):
 
     peer: Id16
     addrs: tuple[Address, ...]
-    purpose: Purpose = Purpose.LINK
 
 
 class Persist(Struct, frozen=True, gc=False):

@@ -1,6 +1,6 @@
 """Tuning of the mesh. All times are integer milliseconds.
 
-Five values may be set, in seconds, by the keys of the same names under ``[mesh]``: they exist so that tests of
+Three values may be set, in seconds, by the keys of the same names under ``[mesh]``: they exist so that tests of
 whole daemons need not wait for minutes. All else is constant; an impossible value is ``LocalMisuse``.
 """
 
@@ -13,20 +13,16 @@ _RANGES: Final = {
     "backoff_max_s": (1, 3_600),
     "gone_min_s": (10, 3_600),
     "gone_redial_s": (1, 3_600),
-    "audit_s": (5, 3_600),
-    "audit_far_s": (5, 3_600),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPolicy:
-    """Constants and five settable values of the mesh machine."""
+    """Constants and three settable values of the mesh machine."""
 
     backoff_max_s: int = 30
     gone_min_s: int = 60
     gone_redial_s: int = 30
-    audit_s: int = 60
-    audit_far_s: int = 300
 
     # Publishing.
     publish_min_ms: ClassVar[int] = 1_000

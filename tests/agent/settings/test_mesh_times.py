@@ -8,7 +8,7 @@ from agent.assembly.mesh import mesh_policy
 from agent.settings.load import Settings, load
 from agent.settings.schema import SCHEMA
 
-TIMES = ("backoff_max_s", "gone_min_s", "gone_redial_s", "audit_s", "audit_far_s")
+TIMES = ("backoff_max_s", "gone_min_s", "gone_redial_s")
 
 
 @pytest.mark.parametrize("name", TIMES)

@@ -58,8 +58,8 @@ def test_a_certificate_without_its_members_key_is_our_own_misuse() -> None:
         {"backoff_max_s": 0},
         {"gone_min_s": 9},
         {"gone_redial_s": 3_601},
-        {"audit_s": -1},
-        {"audit_far_s": 1.5},
+        {"gone_redial_s": -1},
+        {"backoff_max_s": 1.5},
     ],
 )
 def test_an_impossible_policy_is_refused_with_its_value_and_limits(wrong: dict[str, int]) -> None:

@@ -72,7 +72,7 @@ class NodeProc(Node):
         listed = ", ".join(f'"{peer}"' for peer in peers)
         (self.config / "pairmesh.toml").write_text(
             f'name = "{self.name}"\n[mesh]\npeers = [{listed}]\nbackoff_max_s = 3\ngone_min_s = 20\n'
-            "gone_redial_s = 5\naudit_s = 10\naudit_far_s = 30\n"
+            "gone_redial_s = 5\n"
             f'[engines]\nautodetect = false\n[sampling]\nnvml = "off"\n[sampling.pressure]\n{off}\n'
         )
 
