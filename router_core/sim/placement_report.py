@@ -166,9 +166,13 @@ def _gate(
 
 def table(tally: Tally, scenario: str, rho: float, figures: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of a table: figures of (name, unit) against the policies of one scenario and load, means with half
-    intervals."""
-    policies = [case.policy for case in tally.cases if (case.scenario, case.rho) == (scenario, rho)]
-    lines = [f"{'':{_NAMES}}" + "".join(f"{policy:>{_CELL}}" for policy in policies)]
+    intervals, below the number of seeds they are of."""
+    cases = [case for case in tally.cases if (case.scenario, case.rho) == (scenario, rho)]
+    policies = [case.policy for case in cases]
+    lines = [
+        f"{'':{_NAMES}}" + "".join(f"{policy:>{_CELL}}" for policy in policies),
+        f"{'seeds':{_NAMES}}" + "".join(f"{len(tally.results(case)):>{_CELL}}" for case in cases),
+    ]
     for name, unit in figures:
         cells = [_cell(tally.mean(scenario, rho, policy, name)) for policy in policies]
         label = f"{name} {unit}" if unit in ("s", "GiB") else name

@@ -87,7 +87,8 @@ def test_a_gate_at_its_limit_is_met():
 
 
 def test_a_table_holds_every_figure_of_every_policy():
-    head, *lines = table(the_suite(away=0.25), "herd", 0.7, FIGURES_TOLD)
+    head, seeds, *lines = table(the_suite(away=0.25), "herd", 0.7, FIGURES_TOLD)
+    assert seeds.split() == ["seeds", "1", "1", "1", "1"]
     assert head.split() == ["oracle", "pair-1.0", "least-count", "balanced"]
     told = {line.split()[0]: line.split()[-4:] for line in lines}
     assert told.keys() == {name for name, _ in FIGURES_TOLD}
