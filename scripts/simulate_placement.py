@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -75,6 +76,11 @@ def main(args: argparse.Namespace) -> int:
         print_gates(gates)
         source = "built-in workloads" if folder is None else f"traces in {folder}"
         print(f"{len(runs)} runs in {time.monotonic() - began:.0f} s, {source}")
+    return exit_of(tally, gates)
+
+
+def exit_of(tally: Tally, gates: Iterable[Gate]) -> int:
+    """1 if something was still booked after a run or a gate is missed, else 0."""
     return 1 if tally.leaks or any(gate.ok is False for gate in gates) else 0
 
 
@@ -166,7 +172,10 @@ def named(names: Iterable[str], requests: int | None) -> Mapping[str, Scenario]:
 
 
 def headline_runs(args: argparse.Namespace) -> list[Run]:
-    """What the gates need. ``pair-1.0`` draws its identities anew for each seed, so it gets more of them."""
+    """What the gates need. ``pair-1.0`` draws its identities anew for each seed, so it gets more of them. Raises
+    LocalMisuse if the suite is told what to play."""
+    if args.scenarios or args.policies:
+        raise LocalMisuse("a suite says itself which scenarios and policies are played")
     frozen = read_scenario("frozen")
     scenarios = [read_scenario("herd"), read_scenario("multi-model"), frozen]
     scenarios.append(replace(frozen, name="healthy", frozen=()))
@@ -209,14 +218,14 @@ def supply_of(folder: Path | None) -> Supply:
 
 
 def json_lines(tally: Tally, gates: Iterable[Gate]) -> Iterable[dict[str, object]]:
-    """Gates first, then every figure of every case."""
+    """Gates first, then every figure of every case. A ratio to nothing at all is null, as JSON knows no infinity."""
     for gate in gates:
         yield {
             "name": gate.name,
             "value": round(gate.value, 4),
             "unit": gate.unit,
             "baseline": None if gate.baseline is None else round(gate.baseline, 4),
-            "ratio": None if gate.ratio is None else round(gate.ratio, 4),
+            "ratio": None if gate.ratio is None or math.isinf(gate.ratio) else round(gate.ratio, 4),
             "gate": gate.gate,
             "ok": gate.ok,
         }

@@ -43,7 +43,8 @@ def declare(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--replay",
         action="store_true",
-        help="choose again from what the decision stood on, by the policy in force",
+        help="choose again from what the decision stood on, by the policy in force; where more than 16 rows could "
+        "have served, one decision in 16 is kept with all that takes",
     )
     parser.add_argument(
         "--policy",

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, wait_for
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.threat("T41")]
 
@@ -22,6 +22,14 @@ async def ask(
         return reply.status, dict(reply.headers), await reply.json()
 
 
+async def idle(session: aiohttp.ClientSession, cluster: Cluster, name: str) -> bool:
+    """Whether a node tells of no request at any of its endpoints."""
+    async with session.get(f"{cluster[name].admin}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    told = [line.rpartition(" ")[2] for line in lines if line.startswith("pairmesh_in_flight{")]
+    return bool(told) and set(told) == {"0"}
+
+
 async def test_two_concurrent_requests_with_opposite_hints_never_mix(cluster: Cluster) -> None:
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         wanted = ("alpha", "beta")[number % 2]
@@ -35,7 +43,9 @@ async def test_two_concurrent_requests_with_opposite_hints_never_mix(cluster: Cl
         assert went_there is (noted[0][2] == "honoured")
 
     async with aiohttp.ClientSession() as session:
-        await asyncio.gather(*(one(session, number) for number in range(50)))
+        await asyncio.gather(*(one(session, number) for number in range(64)))
+        for name in ("alpha", "beta"):
+            await wait_for(lambda name=name: idle(session, cluster, name), 10, f"nothing is left at {name}")
 
 
 async def test_a_required_node_is_the_only_one_that_serves(cluster: Cluster) -> None:

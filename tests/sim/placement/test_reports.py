@@ -14,10 +14,11 @@ from router_core.sim.arrivals import Arrival
 from router_core.sim.fleet_world import Ask
 from router_core.sim.placement_pictures import Bar, bars, pictures
 from router_core.sim.placement_report import Gate, Mean, Tally, headline_gates, mean_of, table
-from router_core.sim.scenario import parse_scenario
+from router_core.sim.scenario import Measured, parse_scenario
 from router_core.sim.trial import FIGURES as FIGURES_TOLD
 from router_core.sim.trial import Result, missed, play
 from scripts import shared_data, simulate_placement
+from scripts.simulate_placement import exit_of
 
 NODE = {"name": "a", "pp": 1000.0, "tg": 50.0, "slots": 2}
 FIGURES = dict.fromkeys(
@@ -74,6 +75,42 @@ def test_the_gates_are_ratios_of_means():
     assert gates["placement.ttft_p95.rho_85.over_pair"].ok is None
 
 
+def test_the_goalposts_stand_where_they_were_set():
+    held = {gate.name: (gate.gate, gate.goal) for gate in headline_gates(the_suite())}
+    assert {name: limits for name, limits in held.items() if limits != (None, None)} == {
+        "placement.ttft_p95.over_oracle": (1.25, 1.10),
+        "placement.ttft_p95.over_pair": (0.50, 0.35),
+        "placement.cold_loads.over_pair": (0.50, None),
+        "placement.cold_loads.ttft_p95.over_pair": (1.0, None),
+        "placement.slo_misses.over_best": (0.70, 0.60),
+        "placement.frozen.over_healthy": (2.1, None),
+        "placement.in_flight_leak": (0.0, None),
+    }
+
+
+def test_a_missed_gate_and_a_leak_are_told_by_the_exit_status():
+    assert exit_of(the_suite(), []) == 0
+    good, bad = the_suite(ttft_p95=0.4, slo_misses=0.6, cold_loads=0), the_suite(ttft_p95=0.6)
+    assert exit_of(good, headline_gates(good)) == 0
+    assert exit_of(bad, headline_gates(bad)) == 1
+    assert exit_of(the_suite(leaks=1), []) == 1
+
+
+def test_a_ratio_to_nothing_is_a_missed_gate_and_valid_json():
+    tally = the_suite(cold_loads=5)
+    nothing = Tally(
+        [replace(one, cold_loads=0) if one.policy == "pair-1.0" else one for one in all_of(tally)]
+    )
+    gates = headline_gates(nothing)
+    lines = {line["name"]: line for line in simulate_placement.json_lines(nothing, gates)}
+    told = json.loads(json.dumps(lines["placement.cold_loads.over_pair"], allow_nan=False))
+    assert (told["value"], told["baseline"], told["ratio"], told["ok"]) == (5.0, 0.0, None, False)
+
+
+def all_of(tally: Tally) -> list[Result]:
+    return [result for case in tally.cases for result in tally.results(case)]
+
+
 def test_a_leak_fails_the_suite():
     assert the_suite(leaks=1).leaks == 5
     assert {gate.name: gate.ok for gate in headline_gates(the_suite(leaks=1))}[
@@ -95,6 +132,15 @@ def test_a_table_holds_every_figure_of_every_policy():
     assert told["away"] == ["1", "1", "1", "0.25"]
     for wanted in ("ttft_p50", "total_p99", "slo_misses", "cold_loads", "memory"):
         assert wanted in told
+
+
+def test_bars_are_as_long_as_their_means():
+    rows = [
+        Bar(label=name, mean=Mean(value=value, half=None, n=1)) for name, value in (("a", 1.0), ("b", 4.0))
+    ]
+    drawn = ElementTree.fromstring(bars("t", "s", rows))
+    first, second = (float(rect.get("width")) for rect in drawn.iterfind("{*}rect[@x]"))
+    assert second == pytest.approx(4 * first, rel=0.01)
 
 
 def test_pictures_are_well_formed_and_escape_names():
@@ -140,6 +186,16 @@ def test_pictures_are_well_formed_and_escape_names():
 def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(fault, said):
     with pytest.raises(LocalMisuse, match=said):
         parse_scenario({"name": "x", "node": [NODE]} | fault)
+
+
+def test_published_measurements_replace_what_a_file_says_where_they_are_at_hand():
+    scenario = parse_scenario(
+        {"name": "x", "batching": "Qwen", "beta": 0.2, "node": [NODE | {"gpu": "4090"}]}
+    )
+    (bare,) = scenario.specs(Measured())
+    (told,) = scenario.specs(Measured(speeds={"4090": (7_000.0, 128.0)}, slowdowns={"Qwen": 0.07}))
+    assert (bare.engine.models[0].pp, bare.engine.models[0].tg, bare.engine.beta) == (1_000.0, 50.0, 0.2)
+    assert (told.engine.models[0].pp, told.engine.models[0].tg, told.engine.beta) == (7_000.0, 128.0, 0.07)
 
 
 def test_a_host_on_which_nothing_fits_is_refused():
@@ -238,6 +294,8 @@ def test_the_command_prints_tables_for_people(capsys):
         (["herd", "--shared=/nonexistent"], "/nonexistent has no folder traces"),
         (["frozen", "--policies=best"], "policy 'best' is unknown"),
         (["frozen", "--svg=/dev/null"], "/dev/null"),
+        (["frozen", "--suite=headline"], "a suite says itself"),
+        (["--policies=p2c", "--suite=headline"], "a suite says itself"),
     ],
 )
 def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys):
