@@ -286,6 +286,17 @@ def test_a_burst_spills_from_the_own_host_as_its_live_load_grows():
     assert spread == {"me": 4, "b": 4}
 
 
+def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw():
+    policy = PlacementPolicy(tie_fixed=0.5)
+    busy = {"in_flight": 4, "queued": 1, "work_s": 8.0, "work_mean_s": 8.0}
+    fleet = a_fleet(a_row("warm", **busy), a_row("other", **busy), a_row("cold", resident=False, load_s=2.0))
+    chosen = Counter(
+        chosen_node(decided(a_request(request_id=f"r{number}"), fleet, policy)) for number in range(60)
+    )
+    assert set(chosen) == {"warm", "other"}
+    assert {row.out for row in decided(a_request(), fleet, policy).record.candidates} == {None}, "all stood"
+
+
 def test_a_pinned_session_stays_until_its_row_is_busy():
     pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=1100, at_ms=NOW - 1000)
     request = a_request(pin=pin, text_bytes=4320)

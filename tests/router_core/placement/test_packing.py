@@ -39,6 +39,11 @@ def test_a_model_is_not_loaded_to_fill_a_host():
     assert chosen_node(decided(a_request(), a_fleet(quick("warm"), cold), policy=PACK)) == "warm"
 
 
+def test_a_host_on_which_the_veto_falls_is_not_filled_further():
+    pressed = quick("pressed", in_flight=3, pressure=0.99)
+    assert chosen_node(decided(a_request(), a_fleet(quick("calm"), pressed), policy=PACK)) == "calm"
+
+
 def test_equally_full_hosts_go_by_score():
     fleet = a_fleet(quick("pressed", in_flight=1, pressure=0.5), quick("calm", in_flight=1))
     assert chosen_node(decided(a_request(), fleet, policy=PACK)) == "calm"

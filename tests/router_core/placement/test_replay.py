@@ -20,7 +20,7 @@ from router_core.placement.request import Pin
 from router_core.placement.survey import survey
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy, Weights
-from tests.router_core.placement.test_advice import counsels
+from tests.router_core.placement.test_advice import a_counsel, counsels
 from tests.router_core.placement.test_decide import NAMES, fleets, requests
 from tests.support.fleets import (
     NOW,
@@ -147,6 +147,20 @@ def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so():
     again = replay(record, hasty)
     assert (again.chosen, again.action) == (a_row("cold").key, Action.ROUTE_COLD)
     assert [other.row for other in again.alternatives] == [busy.key]
+
+
+def test_what_an_authority_decided_is_replayed_as_its_word():
+    request = a_request(advice=a_counsel("slow"))
+    record = decided(request, a_fleet(a_row("fast", tg=90), a_row("slow", tg=20))).record
+    assert (record.chosen, record.reason) == (a_row("slow").key, Reason.AUTHORITY)
+    assert replay(record, POLICY) == record
+
+
+def test_what_was_chosen_to_learn_of_it_is_replayed_as_that():
+    policy = PlacementPolicy(explore_share=1.0)
+    record = decided(a_request(), a_fleet(a_row("known", tg=90), a_row("new", samples=0)), policy).record
+    assert (record.chosen, record.reason) == (a_row("new").key, Reason.EXPLORE)
+    assert replay(record, policy) == record
 
 
 def test_a_refusal_stays_one_under_any_policy():
