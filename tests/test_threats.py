@@ -13,7 +13,6 @@ LATER = {
     "T7": "pairing by code",
     "T8": "pairing by code",
     "T15": "endorsements as gossip",
-    "T39": "estimates in the authority's question still tell the size of a prompt",
 }
 """Only ever shrinks: an entry leaves with the test that covers it."""
 

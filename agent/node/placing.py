@@ -19,6 +19,7 @@ from agent.node.asking import request_of
 from agent.node.course import Course
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
+from router_core.placement.advice import coarse
 from router_core.placement.decide import decide
 from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.decision_id import DecisionIds
@@ -222,11 +223,12 @@ class Choosing:
         authority = placing.authority
         if authority is None or request is None:
             return None
-        seen = survey(request, placing.fleet(), placing.policy, placing.clock.boot_ms())
+        fleet, policy, now = placing.fleet(), placing.policy, placing.clock.boot_ms()
+        seen = survey(request, fleet, policy, now)
         decision_id = placing.ids.new()
         counsel = authority.at_hand(request, seen, decision_id)
         if counsel is None:
-            return self._ask(authority, request, seen, decision_id)
+            return self._ask(authority, request, coarse(seen, request, fleet, policy, now), decision_id)
         self.request = replace(request, advice=counsel)
         return None
 

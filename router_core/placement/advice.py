@@ -1,7 +1,7 @@
 """An authority outside the node: what it is asked about one request, what its answer means, and how far that counts.
 
-Rules: the question tells sizes (rounded up to powers of two), requirements and rows by id, never text of a request nor
-a hash of one; an answer is bounded and wholly valid or a fault; it ranks rows that may serve anyway, so it neither adds
+Rules: the question tells sizes (rounded up to powers of two, and rows judged by these), requirements and rows by id,
+never text of a request nor a hash of one; an answer is bounded and wholly valid or a fault; it ranks rows that may serve anyway, so it neither adds
 one nor excuses one from a filter. Refuses to ask: whoever does hands a ``Counsel`` over with the request.
 """
 
@@ -13,19 +13,23 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core import limits
 from router_core.placement.choose import S
+from router_core.placement.estimates import pace_of
+from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.record import AuthorityNote, Factors
 from router_core.placement.request import Advice, Counsel, Endpoint, PlacementRequest
-from router_core.placement.survey import Survey
-from router_core.placement.weighing import Scored
+from router_core.placement.survey import Survey, score
+from router_core.placement.weighing import Scored, Weighing
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import capability_names, dialect_name
 
 VERSION = 1
+_ENDLESS_MS = 10**12
 
 
 class AskedSize(Struct, frozen=True, gc=False, kw_only=True):
@@ -91,7 +95,7 @@ class AnswerFault(Enum):
 
 
 def question_of(request: PlacementRequest, seen: Survey, decision_id: str, budget_ms: int) -> Question:
-    """What is asked about ``request`` after ``seen``; ``budget_ms`` is the time left to answer."""
+    """What is asked about ``request`` after ``seen``, which is ``coarse``; ``budget_ms`` is the time left to answer."""
     need, hints = seen.need, request.hints
     best = sorted(seen.scored, key=lambda row: row.score)[: limits.AUTHORITY_IDS]
     return Question(
@@ -112,6 +116,29 @@ def question_of(request: PlacementRequest, seen: Survey, decision_id: str, budge
         ),
         candidates=tuple(_asked_row(row) for row in best),
     )
+
+
+def coarse(
+    seen: Survey, request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int
+) -> Survey:
+    """``seen`` with its rows judged as if every size of ``request`` were the next power of two: times, factors and scores
+    tell an authority no more of a request than the sizes it is told."""
+    need = replace(
+        seen.need,
+        prompt=power_of_two(seen.need.prompt),
+        output=power_of_two(seen.need.output),
+        transfer_s=policy.rtt_s + power_of_two(request.body_bytes) / policy.link_bytes_per_s,
+        until_ms=now + _ENDLESS_MS,
+    )
+    pin = request.pin
+    if pin is not None:
+        request = replace(request, pin=replace(pin, tokens=power_of_two(pin.tokens)))
+    weighing = Weighing(request, need, seen.sifted, fleet, policy, fleet.breakers, now)
+    weighing.weigh([pace_of(each.row, policy.weights) for each in seen.scored])
+    scored = weighing.scored + weighing.reserves
+    if scored:
+        score(scored, [], request, need, policy)
+    return replace(seen, need=need, scored=scored)
 
 
 def power_of_two(count: int) -> int:

@@ -18,7 +18,7 @@ from router_core.placement.ledger import Ledger
 from router_core.placement.reasons import Reason
 from router_core.placement.request import PlacementRequest
 from router_core.placement.rows import Row
-from router_core.placement.sift import Exclusion, sift
+from router_core.placement.sift import Exclusion, Sifted, sift
 from router_core.placement.spill import price_of, spill_cost, spills
 from router_core.placement.weighing import Scored, Weighing
 from router_core.policy.placement import PlacementPolicy
@@ -27,9 +27,10 @@ from router_core.policy.placement import PlacementPolicy
 class Survey(Struct, frozen=True, gc=False, kw_only=True):
     """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up, ``cut`` rows passed the
     filters of the snapshot but were too far behind to be scored; ``offered`` if the model asked for is, ``invalid`` if it is
-    no name at all. ``spill_on`` tells whether rows outside the mesh were needed beside those in it, None if that says
-    nothing about other requests."""
+    no name at all. ``sifted`` is what the snapshot settled. ``spill_on`` tells whether rows outside the mesh were needed
+    beside those in it, None if that says nothing about other requests."""
 
+    sifted: Sifted
     resolved: str
     need: Need
     rows: tuple[Row, ...]
@@ -87,11 +88,10 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
         if request.attempt > 1 or need.narrows or all(row.cloud for row in rows):
             spill_on = None
     if scored:
-        _score(scored, reserves, request, need.prompt, policy)
-        if need.may_spill:
-            _charge((*scored, *reserves), need, policy)
+        score(scored, reserves, request, need, policy)
     first = sifted.passed.excluded
     return Survey(
+        sifted=sifted,
         resolved=sifted.resolved if sifted.resolved is not None else request.model,
         need=need,
         rows=rows,
@@ -162,34 +162,23 @@ def _parted(
     return mesh, tuple(needless), False
 
 
-def _charge(scored: Iterable[Scored], need: Need, policy: PlacementPolicy) -> None:
-    """Add to scored rows what leaving the mesh costs."""
-    for each in scored:
-        if each.row.cloud:
-            each.spill = spill_cost(price_of(each.row, need), policy)
-            each.worst = max(each.worst, each.spill)
-            each.score += policy.weights.spill * each.spill
-
-
-def _score(
-    main: list[Scored],
-    reserves: list[Scored],
-    request: PlacementRequest,
-    prompt: int,
-    policy: PlacementPolicy,
+def score(
+    main: list[Scored], reserves: list[Scored], request: PlacementRequest, need: Need, policy: PlacementPolicy
 ) -> None:
     """Set ``speed``, which is 0 for the row that completes first and goes towards 1 for those that take far longer, the
-    bonuses, and add them to what pressure, memory and switching cost."""
-    weights = policy.weights
-    w_slo, w_speed = weights.slo, weights.speed
+    bonuses and what leaving the mesh costs, and add them to what pressure, memory and switching cost. ``main`` is not
+    empty."""
+    w_slo, w_speed = policy.weights.slo, policy.weights.speed
     least = min([scored.est.ect for scored in main])
     both = [*main, *reserves] if reserves else main
     if request.pin is not None or request.hints.prefer:
-        _favour(main, both, prompt, policy)
+        _favour(main, both, need.prompt, policy)
     for scored in both:
         ect = scored.est.ect
         scored.speed = speed = (ect - least) / (ect + least) if ect > least else 0.0
         scored.score += w_slo * scored.slo + w_speed * speed + scored.adj
+    if need.may_spill:
+        _charge(both, need, policy)
 
 
 def _favour(main: list[Scored], both: Iterable[Scored], prompt: int, policy: PlacementPolicy) -> None:
@@ -201,3 +190,12 @@ def _favour(main: list[Scored], both: Iterable[Scored], prompt: int, policy: Pla
                 scored.hit, prompt, scored.queued, mean_queued, policy.affinity_bonus
             )
         scored.adj -= scored.hint_bonus + scored.affinity_bonus
+
+
+def _charge(scored: Iterable[Scored], need: Need, policy: PlacementPolicy) -> None:
+    """Add to scored rows what leaving the mesh costs."""
+    for each in scored:
+        if each.row.cloud:
+            each.spill = spill_cost(price_of(each.row, need), policy)
+            each.worst = max(each.worst, each.spill)
+            each.score += policy.weights.spill * each.spill

@@ -119,6 +119,21 @@ async def test_nothing_a_client_wrote_is_in_the_question() -> None:
     assert b"beta" not in raw
 
 
+@pytest.mark.threat("T39")
+async def test_two_requests_whose_sizes_round_to_the_same_are_asked_about_alike() -> None:
+    world = three_nodes()
+    async with listening(answers(order=[], ttl_ms=0)) as authority, asking(world, authority.url):
+        await routed(world, text_bytes=4_000, body_bytes=9_000)
+        await routed(world, text_bytes=7_000, body_bytes=16_000)
+        await routed(world, text_bytes=8_000, body_bytes=16_000)
+    first, second, third = [
+        {name: told for name, told in question.items() if name not in ("decision_id", "budget_ms")}
+        for question in authority.questions
+    ]
+    assert first == second
+    assert first["candidates"] != third["candidates"]
+
+
 HOSTILE: list[tuple[str, Script, int, str, str | None]] = [
     ("silent", says_and_hangs(b""), SHORT_MS, "timeout", None),
     ("stops in its head", says_and_hangs(b"HTTP/1.1 200 OK\r\nConte"), SHORT_MS, "timeout", None),

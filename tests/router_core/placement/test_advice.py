@@ -7,15 +7,15 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core import limits
-from router_core.placement.advice import AnswerFault, led_by, parse_answer, power_of_two, question_of
+from router_core.placement.advice import AnswerFault, coarse, led_by, parse_answer, power_of_two, question_of
 from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, AuthorityNote
-from router_core.placement.request import Advice, Counsel, Locality
+from router_core.placement.request import Advice, Counsel, Locality, Pin
 from router_core.placement.survey import survey
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
@@ -338,7 +338,8 @@ def test_an_order_without_rows_is_led_by_nobody():
 
 
 def asked(request, fleet):
-    question = question_of(request, survey(request, fleet, POLICY, NOW), "d1", 50)
+    seen = coarse(survey(request, fleet, POLICY, NOW), request, fleet, POLICY, NOW)
+    question = question_of(request, seen, "d1", 50)
     return question, json.loads(msgspec.json.encode(question))
 
 
@@ -384,10 +385,40 @@ def test_the_question_names_no_request_session_caller_or_node():
 def test_only_rows_in_the_running_are_asked_about_best_first(found, request):
     fleet = a_fleet(*found)
     question, _ = asked(request, fleet)
-    running = {scored.row.key: scored.score for scored in survey(request, fleet, POLICY, NOW).scored}
-    assert [running[row.id] for row in question.candidates] == sorted(running.values())
+    running = {scored.row.key for scored in survey(request, fleet, POLICY, NOW).scored}
+    scores = {row.id: row.score for row in question.candidates}
+    assert scores.keys() == running
+    assert [row.score for row in question.candidates] == sorted(scores.values())
     for size in (question.size.prompt_tokens_le, question.size.output_tokens_le):
         assert size & (size - 1) == 0
+
+
+alike_sizes = st.integers(0, 14).flatmap(
+    lambda power: st.tuples(*[st.integers(2**power // 2 + 1, 2**power)] * 2)
+)
+
+
+@pytest.mark.threat("T39")
+@settings(max_examples=200, deadline=None)
+@given(fleets(), alike_sizes, alike_sizes, alike_sizes, alike_sizes, st.booleans())
+def test_requests_of_the_same_rounded_sizes_are_asked_about_alike(
+    found, prompts, outputs, bodies, pinned, is_pinned
+):
+    fleet, questions, running = a_fleet(*found), [], []
+    for prompt, output, body, tokens in zip(prompts, outputs, bodies, pinned, strict=True):
+        pin = Pin(endpoint=KEYS[0], model="tiny", tokens=tokens, at_ms=NOW) if is_pinned else None
+        request = a_request(prompt_tokens=prompt, output_cap=output, body_bytes=body, pin=pin)
+        running.append({scored.key for scored in survey(request, fleet, POLICY, NOW).scored})
+        questions.append(msgspec.json.encode(asked(request, fleet)[0]))
+    assume(running[0] == running[1])
+    assert questions[0] == questions[1]
+
+
+def test_the_question_tells_the_times_of_the_rounded_sizes():
+    fleet = a_fleet(a_row("a", pp=1_000, tg=50, taken_ms=NOW), a_row("b", pp=500, tg=50, taken_ms=NOW))
+    question, _ = asked(a_request(prompt_tokens=1_100, output_cap=150), fleet)
+    told = {row.id: (row.est_ms.prefill, row.est_ms.ect - row.est_ms.ttft) for row in question.candidates}
+    assert told == {a_row("a").key: (2_048, 5_120), a_row("b").key: (4_096, 5_120)}
 
 
 def test_a_name_that_nobody_offers_is_not_passed_on():
