@@ -97,6 +97,7 @@ AUTHORITY: Final = {
 }
 _COLD: Final = "cold"
 FACTORS: Final = Factors.__struct_fields__
+LEAST_SHOWN: Final = 0.0005
 SHOWN_HASH: Final = 8
 SHOWN_WEIGHED: Final = 16
 SHOWN_EXCLUDED: Final = 16
@@ -271,17 +272,17 @@ def _nearly(record: DecisionRecord) -> Iterator[str]:
 
 def _was_drawn(record: DecisionRecord) -> bool:
     """True if a row that stood to the end cost even less: chance picked among those that are as good."""
-    return any(_outdid(record, alternative) for alternative in record.alternatives)
+    return any(_costs_less(record, alternative, 0.0) for alternative in record.alternatives)
 
 
-def _outdid(record: DecisionRecord, alternative: Alternative) -> bool:
+def _costs_less(record: DecisionRecord, alternative: Alternative, than_chosen_and: float) -> bool:
     chosen, row = record.winner, _row_of(record, alternative)
     return (
         record.reason is Reason.NATIVE
         and chosen is not None
         and row is not None
         and row.out is None
-        and alternative.score < chosen.score
+        and alternative.score < chosen.score + than_chosen_and
     )
 
 
@@ -291,7 +292,8 @@ def _row_of(record: DecisionRecord, alternative: Alternative) -> Candidate | Non
 
 
 def _alternative(record: DecisionRecord, alternative: Alternative) -> tuple[str, str, str]:
-    factor = "draw" if _outdid(record, alternative) else alternative.top_factor
+    """An alternative that costs as much, as far as that is shown, has nothing against it that is worth a word."""
+    factor = "draw" if _costs_less(record, alternative, LEAST_SHOWN) else alternative.top_factor
     against = AGAINST.get(factor, factor)
     said = f"score {alternative.score:.3f}"
     chosen = record.winner

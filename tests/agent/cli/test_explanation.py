@@ -157,6 +157,11 @@ def test_a_draw_among_rows_that_are_as_good_is_called_one() -> None:
     text = told(**drawn)
     assert "chosen: @borg/vllm, because it was drawn among those that cost least by their estimates" in text
     assert "@atlas/ollama  score 0.100 against 0.110  as good: the draw went the other way\n" in text
+    even = told(
+        **(drawn | {"candidates": (candidate("@borg/vllm", 0.0999), candidate("@atlas/ollama", 0.1))})
+    )
+    assert "because it costs least" in even
+    assert "as good: the draw went the other way\n" in even
     led = told(**drawn, reason=Reason.AUTHORITY)
     assert "because the authority asked about it said so" in led
     cold = replace(candidate("@atlas/ollama", 0.1, resident=False), out="cold")
