@@ -21,7 +21,7 @@ from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, Choice, ViewFacts
 from router_core.placement.request import NO_HINTS, HintNote, NodeRef, PlacementRequest
-from router_core.placement.room import is_shed, without_row
+from router_core.placement.room import is_shed, waits_s, without_row
 from router_core.placement.survey import Survey, survey
 from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
@@ -82,7 +82,7 @@ def decide(
         field, full = field_of(seen.scored, policy), True
         others = field.rows
         if reason.status in _RETRIED:
-            retry_s = retry_after_s(_waits_s(seen, now), rng)
+            retry_s = retry_after_s(waits_s(seen, reason, fleet, now), rng)
         if reason is Reason.MODEL_ABSENT and not seen.offered:
             nearby = nearest(seen.resolved, fleet.names(), policy.nearest_names)
     return Decision(
@@ -122,14 +122,6 @@ def decide(
         nearest=nearby,
         spill_on=seen.spill_on,
     )
-
-
-def _waits_s(seen: Survey, now: int) -> list[float]:
-    return [
-        row.work_s / row.k - max(0, now - row.taken_ms) / 1000.0
-        for row in seen.rows
-        if row.down is None and not row.untrusted and (seen.need.may_spill or not row.cloud)
-    ]
 
 
 def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -> Choice:

@@ -1,8 +1,8 @@
-"""What becomes of a request that the fleet has no room for: shed, held, or refused.
+"""What becomes of a request that the fleet has no room for: shed, held, or refused, and when to ask again.
 
 Rules: only ``background`` is ever shed, before it was held or dispatched, by a lot that its seed draws; a request is
-held exactly if some row would serve it but for being full, whatever failed it before. Refuses to rank rows, and to
-keep what is held.
+held exactly if some row would serve it but for being full, whatever failed it before; when to ask again is told by the
+rows that alone are in the way. Refuses to rank rows, and to keep what is held.
 """
 
 from hashlib import blake2b
@@ -13,10 +13,13 @@ from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.request import PlacementRequest, RequestClass
+from router_core.placement.rows import Row
 from router_core.placement.survey import Survey
 from router_core.policy.placement import PlacementPolicy
 
 _LOTS = 2.0**64
+_PASSING = frozenset({Reason.BREAKER_OPEN, Reason.DOES_NOT_FIT, Reason.PRESSURE, Reason.QUEUE_FULL})
+"""What keeps a row out until some of its work is done, as far as anybody can tell."""
 _BACKGROUND = RequestClass.BACKGROUND
 
 
@@ -67,6 +70,25 @@ def without_row(
             seconds=seconds,
         ),
     )
+
+
+def waits_s(seen: Survey, reason: Reason, fleet: Fleet, now: int) -> list[float]:
+    """Seconds of work before each row that a refusal is about. Empty where waiting is no help: the rows are out for what
+    work does not change."""
+    if reason is Reason.SHED:
+        return [scored.est.wait for scored in seen.scored]
+    if reason not in _PASSING:
+        return []
+    return [_wait_s(gone.row, fleet, now) for gone in seen.excluded if gone.reason is reason]
+
+
+def _wait_s(row: Row, fleet: Fleet, now: int) -> float:
+    ledger = fleet.live.ledger
+    if row.is_self:
+        return ledger.local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
+    told_s = max(0.0, row.work_s / row.k - max(0, now - row.taken_ms) / 1000.0)
+    owed = ledger.owed.get(row.key)
+    return told_s if owed is None else told_s + owed.work_s / row.k
 
 
 def _order(reason: Reason) -> int:

@@ -5,10 +5,23 @@ from msgspec.structs import replace
 from router_core.placement.fleet import Live
 from router_core.placement.hold import waiting_of
 from router_core.placement.ingress import IngressAsk, admit
+from router_core.placement.ledger import Ledger
 from router_core.placement.reasons import Action, Cause, Reason
 from router_core.placement.replay import replay
 from router_core.placement.request import Hints, PlacementRequest, RequestClass
-from tests.support.fleets import ALL_DIALECTS, NOW, POLICY, a_fleet, a_ledger, a_request, a_row, decided
+from router_core.placement.rows import Row
+from tests.support.fleets import (
+    ALL_DIALECTS,
+    NOW,
+    POLICY,
+    a_choice,
+    a_fleet,
+    a_ledger,
+    a_request,
+    a_row,
+    decided,
+    parsed_hints,
+)
 
 INTERACTIVE, BATCH, BACKGROUND = RequestClass
 FULL = {"in_flight": 4, "queued": 8}
@@ -168,6 +181,35 @@ def test_nobody_waits_for_an_endpoint_that_failed_it_already():
     request = replace(a_request(), attempt=2, tried=frozenset({full.key}))
     decision = decided(request, a_fleet(full, live=held_at()))
     assert decision.action is Action.REJECT
+
+
+def told_to_return(*rows: Row, ledger: Ledger | None = None, **hints: str) -> int:
+    live = Live(ledger=ledger or a_ledger())
+    retry_s = decided(a_request(hints=parsed_hints(**hints)), a_fleet(*rows, live=live)).retry_after_s
+    assert retry_s is not None
+    return retry_s
+
+
+def test_when_to_return_is_told_by_the_rows_that_the_request_waits_for():
+    busy = a_row("a", in_flight=4, queued=8, work_s=80.0, taken_ms=NOW)
+    idle = a_row("b"), a_row("c", resident=False, loadable=False), a_row("d", draining=True)
+    assert 16 <= told_to_return(busy, *idle, require="node=@a") <= 24
+    assert told_to_return(busy, a_row("b", in_flight=12, work_s=8.0, taken_ms=NOW)) <= 3
+
+
+def test_own_work_that_no_record_shows_yet_is_waited_for_as_well():
+    ledger = a_ledger()
+    mine, peer = a_row("me", is_self=True), a_row("b")
+    for _ in range(12):
+        ledger.local.start("llamacpp", 10.0, NOW)
+        ledger.reserve(a_choice(peer, prefill_s=2.0, decode_s=8.0), NOW)
+    for name in ("me", "b"):
+        assert 24 <= told_to_return(mine, peer, ledger=ledger, require=f"node=@{name}") <= 36
+
+
+def test_who_asks_for_what_no_wait_brings_about_is_not_told_to_return_at_once():
+    assert told_to_return(a_row("a"), require="node=@b") == 30
+    assert told_to_return(a_row("a", down="gone")) == 30
 
 
 def saturated(saturation: float) -> float:
