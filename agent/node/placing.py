@@ -6,6 +6,7 @@ Nothing of a request's text is ever here: the relay hands over counts and sizes.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Protocol
@@ -310,7 +311,7 @@ class Choosing:
         return routed(
             decision,
             choice,
-            placing.ledger.reserve(choice, now),
+            placing.ledger.reserve(choice, now, math.ceil(1000.0 * choice.est.net)),
             inst=placing.ledger.inst,
             left_ms=max(0, until - now) if until is not None else choice.max_wait_ms,
             held_ms=self.course.held_ms,

@@ -163,7 +163,7 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _number("estimate.prompt_slack", 1, 4, "room for a prompt that is longer than estimated", "prompt_slack"),
     _whole("estimate.output_tokens", 1, 1_000_000, "answer tokens until some are learned", "output_tokens"),
     _share("estimate.unknown_factor", "cost of memory or a pressure that is not known", "unknown_factor"),
-    _number("estimate.rtt_s", 0.000001, 10, "network seconds per request", "rtt_s"),
+    _number("estimate.rtt_s", 0.000001, 10, "network seconds per request; a longer way is measured", "rtt_s"),
     _number("estimate.link_bytes_per_s", 1_000, 1e12, "network speed", "link_bytes_per_s"),
     _number("estimate.debt_scale_s", 0.001, 3600, "seconds of others' loads that cost 0.63", "debt_scale_s"),
     _number("estimate.debt_horizon_s", 1, 86_400, "how far ahead an eviction is regretted", "debt_horizon_s"),

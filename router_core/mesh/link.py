@@ -22,6 +22,7 @@ from router_core.record.state import Kind
 
 Slot = tuple[Id16, Kind]
 STATE_KINDS: Final = (Kind.S, Kind.V, Kind.L)
+RTTS: Final = 4
 
 
 class Phase(Enum):
@@ -54,7 +55,7 @@ class Link:
         self.heard_at = now
         self.sent_at = now
         self.busy_since: int | None = None
-        self.rtt_ms: int | None = None
+        self._rtts: deque[int] = deque(maxlen=RTTS)
         self.known: dict[Slot, Stamp] = {}
         self.dirty: dict[Slot, None] = {}
         self.flush_at: int | None = None
@@ -68,6 +69,7 @@ class Link:
         self._chunk_next = 0
         self._chunks = 0
         self._pinged: tuple[int, int] | None = None
+        self._measured_at = now
         self._bytes = Bucket(limits.LINK_BYTES_PER_S * 1_000, limits.LINK_BYTES_BURST, now)
 
     # --- phases and timers ---
@@ -75,6 +77,11 @@ class Link:
     @property
     def is_up(self) -> bool:
         return self.phase is Phase.UP
+
+    @property
+    def rtt_ms(self) -> int | None:
+        """The least of the last few round trips: a slow answer is the peer's, not the way's. None before the first."""
+        return min(self._rtts, default=None)
 
     @property
     def dialler_hello_ms(self) -> int:
@@ -113,21 +120,27 @@ class Link:
         return None
 
     def wants_ping(self, now: int) -> bool:
-        return self.phase is not Phase.GREETING and now - self.sent_at >= self._policy.ping_ms
+        return self.phase is not Phase.GREETING and now >= self._ping_at
 
     def look_at(self, now: int) -> int:
         """When time alone may change something here; ``now`` for soon."""
         if not self.is_up or self.paused or self.busy_since is not None:
             return now
-        return min(self.sent_at + self._policy.ping_ms, self.heard_at + self._policy.dead_ms)
+        return min(self._ping_at, self.heard_at + self._policy.dead_ms)
+
+    @property
+    def _ping_at(self) -> int:
+        """When silence of ours, or an old measurement of the way, asks for a ping."""
+        return min(self.sent_at + self._policy.ping_ms, self._measured_at + self._policy.measure_ms)
 
     def ping(self, nonce: int, now: int) -> None:
         self._pinged = (nonce, now)
+        self._measured_at = now
 
     def pong(self, nonce: int, now: int) -> None:
         """Take the round trip if this answers the last PING."""
         if self._pinged is not None and self._pinged[0] == nonce:
-            self.rtt_ms = now - self._pinged[1]
+            self._rtts.append(now - self._pinged[1])
             self._pinged = None
 
     # --- what the peer has ---

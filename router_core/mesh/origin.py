@@ -296,7 +296,7 @@ class Origin:
 
     # --- pictures ---
 
-    def change(self, now: int) -> ViewChange:
+    def change(self, now: int, rtt_ms: int | None) -> ViewChange:
         v, s = self._held.get(Kind.V), self._held.get(Kind.S)
         newest = v or s or self._held.get(Kind.L)
         return ViewChange(
@@ -312,6 +312,7 @@ class Origin:
             volatile=self.volatile,
             static=self.static,
             quarantined=self.is_shunned(now),
+            rtt_ms=rtt_ms,
         )
 
 

@@ -69,6 +69,11 @@ class Parts:
     def links_to(self, peer: Id16) -> list[Link]:
         return [link for link in self.links.values() if link.peer == peer]
 
+    def rtt_ms_to(self, peer: Id16) -> int | None:
+        """The round trip on the best link to ``peer``; None if there is none, or nothing was measured on it."""
+        told = [link.rtt_ms for link in self.links_to(peer) if link.is_up]
+        return min([rtt_ms for rtt_ms in told if rtt_ms is not None], default=None)
+
     @property
     def degree(self) -> int:
         return sum(link.is_up for link in self.links.values())
@@ -133,7 +138,7 @@ class Parts:
         if self.view_at is None or now < self.view_at:
             return
         self.view_at = None
-        changes = tuple(origin.change(now) for origin in self._changed.values())
+        changes = tuple(origin.change(now, self.rtt_ms_to(origin.id16)) for origin in self._changed.values())
         self._changed.clear()
         self.out.append(ViewChanged(changes))
 

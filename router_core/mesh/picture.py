@@ -93,7 +93,7 @@ def _member(parts: Parts, id16: Id16, now: int) -> MemberPicture:
         age_ms=origin.age_ms(now),
         link_up=bool(up),
         link_fault=origin.link_fault,
-        rtt_ms=up[0].rtt_ms if up else None,
+        rtt_ms=parts.rtt_ms_to(id16),
         volatile=stamps[0],
         static=stamps[1],
         leave=stamps[2],

@@ -77,7 +77,7 @@ def estimate(
     if sd > 1.0:
         sd = 1.0
     prefill = (need.prompt - hit) * row.prefill_s_per_token
-    net = 0.0 if row.is_self else need.transfer_s
+    net = 0.0 if row.is_self else need.transfer_s + row.way_s
     ttft = net + wait_s + load + prefill
     return Estimate(wait_s, load, prefill, net, tpot, ttft, ttft + need.output * tpot, sd)
 
@@ -97,6 +97,7 @@ def completions(paces: Iterable[Pace], need: Need, now: int) -> list[float]:
             wait_s += (1.0 - exp2(age_ms / row.period_ms / -_FADE_PERIODS)) * pace.fade_s
         found.append(
             (wait_s if wait_s > 0.0 else 0.0)
+            + row.way_s
             + row.load_s
             + prompt * row.prefill_s_per_token
             + output * pace.tpot_s

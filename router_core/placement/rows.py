@@ -58,7 +58,8 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     whatever their quantisation, ``family`` for what they descend from. ``foreign`` counts requests at the engine that
     did not come through pairmesh, ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size,
     ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
-    ``samples`` how many answers own experience with its speeds stands on.
+    ``samples`` how many answers own experience with its speeds stands on, ``way_s`` what the way there was seen to take
+    beyond the policy's ``rtt_s``.
     """
 
     key: Endpoint
@@ -123,6 +124,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     pressure: float
     memory: float
     switch: float
+    way_s: float = 0.0
 
 
 class Draft(Struct, kw_only=True):
@@ -302,6 +304,7 @@ def row_of(
         pressure=squeeze.score,
         memory=0.0 if tuned else _memory(draft, need, room, policy),
         switch=0.0 if tuned else 1.0 - math.exp(-_debt_s(draft, need, able, policy) / policy.debt_scale_s),
+        way_s=max(0.0, (node.rtt_ms or 0) / 1000.0 - policy.rtt_s),
     )
 
 

@@ -61,6 +61,7 @@ class MeshPolicy:
     greeting_ms: ClassVar[int] = 5_000
     syncing_ms: ClassVar[int] = 10_000
     ping_ms: ClassVar[int] = 1_000
+    measure_ms: ClassVar[int] = 10_000
     dead_ms: ClassVar[int] = 3_500
     slow_ms: ClassVar[int] = 10_000
     links_most: ClassVar[int] = 40

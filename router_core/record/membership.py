@@ -43,7 +43,8 @@ class ViewChange(Struct, frozen=True, gc=False, kw_only=True):
 
     A reader computes the age itself: ``now - mono_ms - base_ms`` (``base_ms`` maps the origin's boot clock to
     ours and may be negative). ``static`` is None until an S matching V's ``sref`` is held; then V's positions
-    must not be read. For the own node ``base_ms`` is 0 and ``state`` FRESH.
+    must not be read. For the own node ``base_ms`` is 0 and ``state`` FRESH. ``rtt_ms`` is the round trip to it, None if
+    there is no link of ours to measure it on.
     """
 
     origin: Id16
@@ -58,3 +59,4 @@ class ViewChange(Struct, frozen=True, gc=False, kw_only=True):
     volatile: Volatile | None
     static: Static | None
     quarantined: bool = False
+    rtt_ms: int | None = None

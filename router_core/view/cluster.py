@@ -28,7 +28,8 @@ class NodeView(Struct, frozen=True, gc=False, kw_only=True):
     """One node as this node sees it.
 
     ``member`` is None only for the own node while it has no roster entry. ``routable`` is the verdict on liveness,
-    role and flags, draining included. ``mono_ms + base_ms`` is when the newest V was taken, in our clock.
+    role and flags, draining included. ``mono_ms + base_ms`` is when the newest V was taken, in our clock. ``rtt_ms`` is
+    None if no link of ours leads there.
     """
 
     id16: Id16
@@ -51,6 +52,7 @@ class NodeView(Struct, frozen=True, gc=False, kw_only=True):
     epoch: int
     inst: int
     seq: int
+    rtt_ms: int | None = None
 
     @property
     def taken_ms(self) -> int:

@@ -83,6 +83,7 @@ def _node_of(view: ClusterView, change: ViewChange, member: Member | None) -> No
         epoch=change.epoch,
         inst=change.inst,
         seq=change.seq,
+        rtt_ms=change.rtt_ms,
     )
 
 

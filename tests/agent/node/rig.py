@@ -265,6 +265,7 @@ class World:
         volatile: Volatile | None,
         state: Liveness = Liveness.FRESH,
         epoch: int = 1,
+        rtt_ms: int | None = None,
     ) -> None:
         self._seq += 1
         change = ViewChange(
@@ -279,6 +280,7 @@ class World:
             due_ms=2_000,
             volatile=volatile,
             static=static,
+            rtt_ms=rtt_ms,
         )
         self.viewing.heard([change])
 

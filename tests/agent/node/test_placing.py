@@ -37,6 +37,7 @@ from tests.agent.node.rig import (
     failed,
     key_of,
     marks,
+    stated,
 )
 
 
@@ -428,6 +429,18 @@ def test_a_request_that_ended_before_any_answer_pins_no_session() -> None:
     serve(world, world.ask(headers=named), Result.CANCELLED, marks=None)
     serve(world, world.ask(headers=named), Result.FAILED, marks=None)
     assert len(world.sessions) == 0
+
+
+def test_what_was_sent_far_away_is_counted_until_a_record_can_have_seen_it() -> None:
+    world = World()
+    static, volatile = stated(an_endpoint())
+    world.admit("beta")
+    world.hear("beta", static, volatile, rtt_ms=300)
+    world.route(world.ask())
+    for later_ms, counted in ((250, 1), (60, 0)):
+        world.clock.now += later_ms
+        world.hear("beta", static, volatile, rtt_ms=300)
+        assert len(world.ledger.owed) == counted
 
 
 def test_requests_of_one_id_never_mix() -> None:

@@ -27,7 +27,7 @@ from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import decode_volatile
 from router_core.record.membership import Liveness
 from router_core.record.stamp import Stamp
-from router_core.record.state import Address, Kind, Static
+from router_core.record.state import Address, Dispatch, Kind, Static, Volatile
 from tests.router_core.mesh.rig import (
     MESH,
     OTHER_MESH,
@@ -150,6 +150,46 @@ def test_a_ping_goes_out_after_a_second_without_another_message_and_its_pong_tel
     (pong,) = frames(rig.say(link, msg.Ping(nonce=9, boot_ms=rig.now)), link)
     assert isinstance(pong, msg.Pong)
     assert pong.nonce == 9
+
+
+def pings(actions: list, link: LinkId) -> list[msg.Ping]:  # type: ignore[type-arg]
+    return [message for message in frames(actions, link) if isinstance(message, msg.Ping)]
+
+
+def test_the_way_is_measured_every_ten_seconds_however_much_is_said() -> None:
+    rig = Rig()
+    link = rig.link_up(rig.peers[0])
+    began, asked = rig.now, []
+    for number in range(60):
+        said = rig.bodies(Volatile(disp=Dispatch(total=number, rps_c=0, work_c=0)), urgent=True)
+        asked += [ping.boot_ms - began for ping in pings(said + rig.pass_ms(500, alive=(link,)), link)]
+    assert [at // 1_000 for at in asked] == [10, 20]
+
+
+def test_the_round_trip_that_the_view_is_told_is_the_least_of_the_last_four() -> None:
+    rig = Rig()
+    peer = rig.peers[0]
+    link = rig.fresh(peer)
+    rig.pass_ms(100)
+    assert rig.view[peer.id16].rtt_ms is None
+
+    def told_after(*ways_ms: int) -> int | None:
+        for way_ms in ways_ms:
+            while not (asked := pings(rig.pass_ms(500, alive=(link,)), link)):
+                assert rig.now < 2_000_000
+            (ping,) = asked
+            rig.now = ping.boot_ms + way_ms
+            rig.say(link, msg.Pong(nonce=ping.nonce, boot_ms=rig.now))
+        rig.records(link, peer.v(rig.now))
+        rig.pass_ms(100, alive=(link,))
+        return rig.view[peer.id16].rtt_ms
+
+    assert told_after(40, 7, 300) == 7
+    assert told_after(60, 50, 90) == 50
+    rig.handle(LinkClosed(link=link))
+    rig.records(rig.link_up(rig.peers[1]), peer.v(rig.now))
+    rig.pass_ms(100)
+    assert rig.view[peer.id16].rtt_ms is None
 
 
 def test_a_link_that_cannot_be_written_for_ten_seconds_is_slow() -> None:

@@ -235,7 +235,7 @@ class Plain:
         load = reload_s or row.load_s
         prefill = (need.prompt - hit) * row.prefill_s_per_token
         tpot = (1 + row.beta * (min(row.k, in_flight + 1) - 1)) * row.token_s
-        net = 0.0 if row.is_self else need.transfer_s
+        net = 0.0 if row.is_self else need.transfer_s + row.way_s
         ttft = net + wait + load + prefill
         spreads = [0.3 + 0.1 * age_ms / row.period_ms, row.s_speed, row.s_load if load else 0.0]
         sd = min(1.0, max(spreads))

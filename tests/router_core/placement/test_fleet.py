@@ -34,7 +34,17 @@ from router_core.record.state import (
 from router_core.view.cluster import ClusterView
 from router_core.view.fold import fold
 from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
-from tests.support.fleets import ME, NOW, POLICY, a_choice, a_ledger, a_request, chosen_node, decided
+from tests.support.fleets import (
+    ME,
+    NOW,
+    POLICY,
+    a_choice,
+    a_ledger,
+    a_request,
+    chosen_node,
+    decided,
+    parsed_hints,
+)
 
 MIB, GIB = 2**20, 2**30
 
@@ -456,6 +466,16 @@ def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone():
     fleet = folded(a_view(slow, a_change("b")))
     for number in range(20):
         assert chosen_node(decided(a_request(request_id=f"r{number}"), fleet)) == "b"
+
+
+def test_a_node_that_is_far_away_costs_its_round_trip_and_none_costs_less_than_the_policy_says():
+    fleet = folded(a_view(a_change("a", rtt_ms=0), a_change("b", rtt_ms=80), a_change("c")))
+    nets = {}
+    for name in ("a", "b", "c"):
+        chosen = decided(a_request(hints=parsed_hints(require=f"node=@{name}")), fleet).chosen
+        assert chosen is not None
+        nets[name] = chosen.est.net
+    assert nets == {"a": 0.001, "b": pytest.approx(0.08), "c": 0.001}
 
 
 def test_a_remote_request_pays_for_its_body_on_the_wire():

@@ -18,8 +18,10 @@ MEMBERS = {A.id16: A, B.id16: B}
 
 
 def test_a_change_replaces_the_whole_picture_of_its_origin():
-    view = a_view(a_change("a"))
+    view = a_view(a_change("a", rtt_ms=30))
+    assert view.nodes[A.id16].rtt_ms == 30
     later = fold(view, [a_change("a", seq=2, mono_ms=NOW)], MEMBERS, NOW)
+    assert later.nodes[A.id16].rtt_ms is None
     assert (later.gen, later.nodes[A.id16].seq) == (view.gen + 1, 2)
     assert view.nodes[A.id16].seq == 1
     assert later.nodes[A.id16].age_ms(NOW + 700) == 700
