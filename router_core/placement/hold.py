@@ -1,7 +1,7 @@
 """Requests that wait in the router until some endpoint has room, and who of them may try next.
 
 Order: class, one class up per ``promote_ms`` waited; then deficit round robin over callers on estimated seconds; then
-earliest deadline; then who came first. News (a completion, a newer record) lets the head decide again; if it got a
+earliest deadline, where one that rose counts as of the class it rose to; then who came first. News (a completion, a newer record) lets the head decide again; if it got a
 place the next one may, too, and if not, nobody of its kind is asked again before there is other news.
 
 Rules: never more requests or bytes than the bounds; one release is out at a time; who left is never released. Refuses
@@ -17,6 +17,7 @@ from msgspec import Struct
 from router_core import limits
 from router_core.errors import LocalMisuse
 from router_core.placement.decision import HoldTerms
+from router_core.placement.eligibility import targets_of
 from router_core.placement.request import PlacementRequest, RequestClass
 from router_core.policy.placement import PlacementPolicy
 
@@ -25,6 +26,7 @@ _RANKS: Final = {
     RequestClass.BATCH: 1,
     RequestClass.BACKGROUND: 2,
 }
+_CLASSES: Final = tuple(_RANKS)
 _CENT_S: Final = 0.01
 
 
@@ -183,8 +185,11 @@ class Hold:
         """Who waits, by class and caller, the most urgent caller first, in each line the first one last: kept for as
         long as all just stay."""
         lines: tuple[dict[str, list[Waiting]], ...] = tuple({} for _ in _RANKS)
-        for waiting in sorted(self._held.values(), key=_urgency):
-            lines[self._rank(waiting, now)].setdefault(waiting.caller, []).append(waiting)
+        ranked = sorted(
+            [(self._rank(waiting, now), waiting) for waiting in self._held.values()], key=self._urgency
+        )
+        for rank, waiting in ranked:
+            lines[rank].setdefault(waiting.caller, []).append(waiting)
         for turns, line in zip(self._turns, lines, strict=True):
             turns.keep(line.keys())
             for queue in line.values():
@@ -197,6 +202,14 @@ class Hold:
         while line and line[-1].kind in self._without_place:
             line.pop()
         return line[-1] if line else None
+
+    def _urgency(self, ranked: tuple[int, Waiting]) -> tuple[int, int, int]:
+        """Whose turn it is among those of one rank and caller, the most urgent first."""
+        rank, waiting = ranked
+        until_ms = waiting.deadline_ms
+        if rank < _RANKS[waiting.request_class]:
+            until_ms = min(until_ms, waiting.since_ms + targets_of(_CLASSES[rank], self.policy).deadline_ms)
+        return until_ms, waiting.since_ms, waiting.ticket
 
     def _rank(self, waiting: Waiting, now: int) -> int:
         promotions = max(0, now - waiting.since_ms) // self.policy.hold_promote_ms
@@ -233,10 +246,6 @@ class _Turns:
         """The caller's head was served."""
         if caller in self._credit_s:
             self._credit_s[caller] -= seconds
-
-
-def _urgency(waiting: Waiting) -> tuple[int, int, int]:
-    return waiting.deadline_ms, waiting.since_ms, waiting.ticket
 
 
 def waiting_of(request: PlacementRequest, terms: HoldTerms, ticket: int) -> Waiting:

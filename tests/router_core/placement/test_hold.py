@@ -1,5 +1,6 @@
 """Who waits in the router, who may try next, and what holds for every order of comings, goings and news."""
 
+import copy
 from collections.abc import Iterable
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
+from router_core.placement.eligibility import targets_of
 from router_core.placement.hold import Event, Hold, Joined, Left, NewsCame, Release, Stayed, Waiting
 from router_core.placement.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
@@ -122,6 +124,30 @@ def test_every_thirty_seconds_of_waiting_are_worth_a_class():
     for now, order in ((59_999, [2, 1]), (60_000, [1, 2])):
         hold = held(old, waiting(2, deadline_ms=20, since_ms=now))
         assert served(hold, now) == order
+
+
+def test_who_rose_is_served_before_those_of_its_new_class_that_came_after_it():
+    """Else no wait would help against requests of a class that wants its answers sooner."""
+
+    def one(ticket: int, request_class: RequestClass, since_ms: int) -> Waiting:
+        deadline_ms = since_ms + targets_of(request_class, POLICY).deadline_ms
+        return waiting(ticket, request_class=request_class, since_ms=since_ms, deadline_ms=deadline_ms)
+
+    hold = held(
+        one(1, INTERACTIVE, 0),
+        one(2, BACKGROUND, 5_000),
+        one(3, BATCH, 10_000),
+        one(4, INTERACTIVE, 20_000),
+        one(5, INTERACTIVE, 39_000),
+    )
+    for now, order in ((39_999, [1, 4, 5, 2, 3]), (40_000, [1, 3, 4, 5, 2]), (65_000, [1, 2, 3, 4, 5])):
+        assert served(copy.deepcopy(hold), now) == order, now
+
+
+def test_an_own_deadline_counts_whatever_a_class_gives():
+    hurried = waiting(2, request_class=BATCH, deadline_ms=400_000)
+    hold = held(waiting(1, deadline_ms=500_000), hurried, waiting(3, deadline_ms=300_000))
+    assert served(hold, 30_000) == [3, 2, 1]
 
 
 def test_a_caller_of_much_work_takes_turns_with_one_of_little():
