@@ -23,7 +23,7 @@ def routed(
 ) -> Routed:
     """The endpoint that was chosen. ``left_ms`` is what the request has left, ``held_ms`` how long it waited for room,
     ``session`` what became of its session."""
-    est = choice.est
+    est, request = choice.est, decision.evidence.request
     return Routed(
         decision.id,
         choice.endpoint,
@@ -37,7 +37,7 @@ def routed(
         reservation.route_seq,
         choice.prompt_tokens,
         choice.output_tokens,
-        decision.evidence.request.hints.request_class.value,
+        request.hints.request_class.value,
         choice.max_wait_ms,
         left_ms,
         choice.resident,
@@ -51,6 +51,7 @@ def routed(
         match=choice.match.value if choice.match is not _EXACT else None,
         session=session,
         held_ms=held_ms,
+        stands_as=None if request.stands_as is None else request.stands_as.value,
     )
 
 

@@ -51,7 +51,7 @@ class Routed(Struct, frozen=True, gc=False):
     target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint.
     ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints``,
     ``match`` and ``session`` are ready header values, None to omit them. ``held_ms`` is how long the request waited here
-    for room, None if it did not have to.
+    for room, None if it did not have to, ``stands_as`` the class that it rose to by waiting.
     """
 
     decision_id: str
@@ -80,6 +80,7 @@ class Routed(Struct, frozen=True, gc=False):
     match: str | None = None
     session: str | None = None
     held_ms: int | None = None
+    stands_as: str | None = None
 
     @property
     def gap_ms(self) -> float:

@@ -28,7 +28,7 @@ def route_of(routed: Routed, attempt: int) -> RouteHeader:
         seq=routed.route_seq,
         prompt_tokens=min(routed.prompt_tokens, _NUMBER_MOST),
         output_tokens=min(routed.output_tokens, _NUMBER_MOST),
-        request_class=routed.request_class,
+        request_class=routed.stands_as or routed.request_class,
         wait_ms=min(routed.wait_ms, _NUMBER_MOST),
         left_ms=min(routed.left_ms, _NUMBER_MOST),
         resident=routed.resident,

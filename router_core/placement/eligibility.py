@@ -108,7 +108,7 @@ def need_of(
         ttft_s=hints.slo_ttft_ms / 1000.0 if hints.slo_ttft_ms is not None else targets.ttft_s,
         tpot_s=hints.slo_tpot_ms / 1000.0 if hints.slo_tpot_ms is not None else targets.tpot_s,
         until_ms=until_ms_of(request, targets),
-        share=targets.share,
+        share=targets.share if request.stands_as is None else targets_of(request.stands_as, policy).share,
         transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
     )
 

@@ -212,8 +212,7 @@ class Hold:
         return until_ms, waiting.since_ms, waiting.ticket
 
     def _rank(self, waiting: Waiting, now: int) -> int:
-        promotions = max(0, now - waiting.since_ms) // self.policy.hold_promote_ms
-        return max(0, _RANKS[waiting.request_class] - promotions)
+        return _RANKS[risen(waiting.request_class, now - waiting.since_ms, self.policy)]
 
 
 class _Turns:
@@ -246,6 +245,11 @@ class _Turns:
         """The caller's head was served."""
         if caller in self._credit_s:
             self._credit_s[caller] -= seconds
+
+
+def risen(request_class: RequestClass, waited_ms: int, policy: PlacementPolicy) -> RequestClass:
+    """The class that a request counts as after so long a wait."""
+    return _CLASSES[max(0, _RANKS[request_class] - max(0, waited_ms) // policy.hold_promote_ms)]
 
 
 def waiting_of(request: PlacementRequest, terms: HoldTerms, ticket: int) -> Waiting:

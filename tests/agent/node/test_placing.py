@@ -15,6 +15,7 @@ from agent.node.placing import Choosing
 from agent.node.statement import EndpointWork
 from agent.observe.metrics import Registry
 from agent.relay.ports import Queued, Routed, Turned
+from agent.relay.route import route_of
 from router_core import limits
 from router_core.exchange.events import Result
 from router_core.exchange.failure import Cause, FailureClass
@@ -219,6 +220,23 @@ def test_who_waits_keeps_its_place_although_others_have_filled_the_queue() -> No
         world.hold.handle(Joined(waiting=replace(queued.waiting, ticket=ticket)), world.clock.now)
     assert isinstance(again(world, choosing), Queued)
     assert isinstance(again(world, world.ask("r2")), Turned)
+
+
+def test_who_waited_long_uses_the_room_of_the_class_that_it_rose_to() -> None:
+    """Else those of a higher class fill each place that it may not have."""
+    world = World()
+    world.own(an_endpoint(slots=4, max_queue=8))
+    for _ in range(11):
+        world.work.start("llama", 600.0, world.clock.now)
+    choosing = world.ask(headers=(("x-pairmesh-class", "background"),))
+    began = world.clock.now
+    for waited_ms in (0, 29_999, 30_000, 59_999):
+        world.clock.now = began + waited_ms
+        assert isinstance(again(world, choosing), Queued), waited_ms
+    world.clock.now = began + 60_000
+    routed = world.route(choosing)
+    assert (routed.request_class, routed.stands_as) == ("background", "interactive")
+    assert route_of(routed, 1).request_class == "interactive", "the target judges by it, too"
 
 
 def test_waits_before_and_after_a_failure_are_one_wait_with_one_end() -> None:
