@@ -210,6 +210,8 @@ def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
     more = decided(a_request(num_ctx=16_384), a_fleet(row))
     assert (more.action, more.chosen.est.load) == (Action.ROUTE_COLD, 5.0)
     assert decided(a_request(num_ctx=65_536), a_fleet(row)).reason is Reason.CONTEXT_TOO_SMALL
+    untold = decided(a_request(num_ctx=16_384), a_fleet(a_row("a", engine="ollama", resident_ctx=None)))
+    assert untold.chosen.est.load == 0.0, "of a context that nobody tells nothing is expected"
 
 
 def test_several_choices_multiply_the_work_but_not_the_context_of_each():
