@@ -120,5 +120,7 @@ def _link(member: MemberDoc) -> str:
     link = member.link
     if member.me or link is None:
         return UNKNOWN
-    said = link.fault or (None if link.rtt_ms is None else seconds(link.rtt_ms / 1_000))
+    said = link.fault
+    if said is None and link.rtt_ms is not None:
+        said = "under 1 ms" if link.rtt_ms == 0 else seconds(link.rtt_ms / 1_000)
     return link.state if said is None else f"{link.state} ({said})"

@@ -53,6 +53,11 @@ def test_what_is_not_well_is_shown() -> None:
     ]
 
 
+def test_a_way_too_short_to_be_measured_is_not_none() -> None:
+    near = replace(member("borg", "b"), link=LinkDoc(state="up", rtt_ms=0))
+    assert nodes_table([near])[1].endswith("up (under 1 ms)")
+
+
 def test_faults_of_the_own_node_are_listed() -> None:
     made = status()
     text = status_text(replace(made, own=replace(made.own, faults=("duplicate_identity",))))

@@ -323,12 +323,23 @@ def test_a_failed_attempt_goes_elsewhere_and_says_so():
 
 
 def test_after_a_refusal_the_next_row_may_let_it_wait_as_long_as_it_lives():
-    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
+    fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20), a_row("c", tg=1))
     first = decided(a_request(), fleet)
     assert first.chosen.max_wait_ms == 500
     again = decided(a_request(attempt=2, refused=frozenset({first.chosen.endpoint})), fleet, now=NOW + 1000)
     assert chosen_node(again) == "b"
     assert again.chosen.max_wait_ms == 599_000
+
+
+def test_a_row_may_let_it_wait_twice_as_long_as_expected_and_a_quarter_of_the_target():
+    def most_ms(work_s: float, **hints: str) -> int:
+        busy = {"slots": 1, "work_s": work_s, "work_mean_s": work_s, "taken_ms": NOW}
+        fleet = a_fleet(a_row("a", **busy), a_row("b", tg=1, **busy))
+        return decided(a_request(hints=parsed_hints(**hints)), fleet).chosen.max_wait_ms
+
+    assert most_ms(3.0) == 6_500
+    assert most_ms(0.1, slo_ttft_ms="8000") == 2_200
+    assert most_ms(0.0, slo_ttft_ms="100") == 500, "never less than this"
 
 
 def test_the_only_row_left_may_let_it_wait_as_long_as_it_lives():
