@@ -177,6 +177,10 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set():
     assert decision.record.degraded == ("pressure",)
     assert decision.record.excluded_counts == {"pressure": 1}
     assert decision.chosen.max_wait_ms == 600_000
+    equal = a_row("b", gate=Gate.SOFT, pressure=0.9)
+    decision = decided(a_request(), a_fleet(playing, equal))
+    assert decision.record.excluded_counts == {}
+    assert decision.chosen.max_wait_ms == 600_000, "its host lets nobody in who is in a hurry"
 
 
 def test_own_uncovered_requests_count_towards_the_ceiling():
