@@ -194,3 +194,13 @@ def test_a_hint_did_not_decide_between_rows_that_nothing_else_tells_apart(pressu
         request = a_request(request_id=f"r{number}", hints=parsed_hints(prefer="@a"), text_bytes=100 * number)
         decision = decided(request, fleet)
         assert (chosen_node(decision), decision.reason) == ("a", Reason.NATIVE)
+
+
+@pytest.mark.parametrize(
+    ("cap", "expected", "tokens"),
+    [(None, None, 256), (50, None, 50), (4_096, None, 256), (50, "10", 10), (50, "100", 50), (None, "9", 9)],
+)
+def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(cap, expected, tokens):
+    hints = NO_HINTS if expected is None else parsed_hints(expect_tokens=expected)
+    decision = decided(a_request(output_cap=cap, hints=hints), a_fleet(a_row("a")))
+    assert decision.chosen.output_tokens == tokens
