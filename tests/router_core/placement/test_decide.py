@@ -419,4 +419,13 @@ def test_the_record_keeps_sizes_and_codes_and_no_bytes_of_the_request():
     decision = decided(a_request(text_bytes=7_777, images=2), a_fleet(a_row("a", ctx=None)))
     facts = decision.record.req
     assert (facts.prompt_tokens, facts.images, facts.dialect) == (math.ceil(7_777 / 3.6) + 1600, 2, "chat")
+    heard = decided(a_request(text_bytes=7_777, audio_parts=3), a_fleet(a_row("a", ctx=None)))
+    assert heard.record.req.prompt_tokens == math.ceil(7_777 / 3.6) + 1500
     assert decision.record.seed == seed_of("r1", 1).hex()
+
+
+def test_what_is_kept_of_the_kinds_of_requests_is_bounded():
+    fleet = a_fleet(*(a_row(f"n{number}", model=f"model{number}") for number in range(100)))
+    for number in range(100):
+        assert chosen_node(decided(a_request(model=f"model{number}"), fleet)) == f"n{number}"
+    assert len(fleet.sifted) == 64

@@ -177,6 +177,8 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set():
     assert decision.record.degraded == ("pressure",)
     assert decision.record.excluded_counts == {"pressure": 1}
     assert decision.chosen.max_wait_ms == 600_000
+    cold = a_row("b", gate=Gate.SOFT, pressure=0.1, resident=False, loads=False)
+    assert chosen_node(decided(a_request(), a_fleet(playing, cold))) == "a", "no model is loaded into a game"
     equal = a_row("b", gate=Gate.SOFT, pressure=0.9)
     decision = decided(a_request(), a_fleet(playing, equal))
     assert decision.record.excluded_counts == {}
