@@ -1,8 +1,9 @@
 """Requests that wait in the router until some endpoint has room, and who of them may try next.
 
 Order: class, one class up per ``promote_ms`` waited; then deficit round robin over callers on estimated seconds; then
-earliest deadline, where one that rose counts as of the class it rose to; then who came first. News (a completion, a newer record) lets the head decide again; if it got a
-place the next one may, too, and if not, nobody of its kind is asked again before there is other news.
+earliest deadline, where one that rose counts as of the class it rose to; then who came first. News (a completion, a
+newer record) lets the head decide again; if it got a place the next one may, too, and if not, nobody of its kind is
+asked again before there is other news.
 
 Rules: never more requests or bytes than the bounds; one release is out at a time; who left is never released. Refuses
 to know what a place is, and clocks: how long a request may wait is kept where its life is kept.

@@ -127,7 +127,7 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     if somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap on output tokens per choice, None
     if not told. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
     this request already, ``refused`` declined it. ``held_since_ms`` is when it first had to wait for room, ``waits``
-    whether it is still waiting, ``stands_as`` the class whose room it may use by now, if not its own.
+    whether it is still waiting, ``stands_as`` the class whose room it may use by now (None: its own).
     """
 
     request_id: str
