@@ -28,7 +28,7 @@ from router_core.placement.demand import Counted, Demand
 from router_core.placement.eligibility import targets_of, until_ms_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
-from router_core.placement.hold import risen, waiting_of
+from router_core.placement.hold import after_wait, waiting_of
 from router_core.placement.ledger import Ledger
 from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Choice, DecisionRecord
@@ -246,19 +246,11 @@ class Choosing:
         request = self.request
         if request is None:
             return self._misunderstood()
-        since_ms = self.course.held_since_ms
-        if attempt > 1 or since_ms is not None:
-            request = replace(
-                request,
-                attempt=attempt,
-                tried=tried,
-                refused=refused,
-                held_since_ms=since_ms,
-                waits=self.course.is_waiting,
-                stands_as=None
-                if since_ms is None
-                else risen(request.hints.request_class, now - since_ms, placing.policy),
-            )
+        if attempt > 1:
+            request = replace(request, attempt=attempt, tried=tried, refused=refused)
+        if (since_ms := self.course.held_since_ms) is not None:
+            waits = self.course.is_waiting
+            request = after_wait(request, placing.policy, now, since_ms=since_ms, waits=waits)
         began_us = placing.clock.boot_us()
         fleet = placing.fleet()
         decision = decide(request, fleet, fleet.policy, now, placing.rng, called=placing.ids.new())

@@ -14,6 +14,7 @@ from math import ceil
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router_core import limits
 from router_core.errors import LocalMisuse
@@ -251,6 +252,14 @@ class _Turns:
 def risen(request_class: RequestClass, waited_ms: int, policy: PlacementPolicy) -> RequestClass:
     """The class that a request counts as after so long a wait."""
     return _CLASSES[max(0, _RANKS[request_class] - max(0, waited_ms) // policy.hold_promote_ms)]
+
+
+def after_wait(
+    request: PlacementRequest, policy: PlacementPolicy, now: int, *, since_ms: int, waits: bool
+) -> PlacementRequest:
+    """``request`` that first had to wait at ``since_ms``, as it decides ``now``."""
+    stands_as = risen(request.hints.request_class, now - since_ms, policy)
+    return replace(request, held_since_ms=since_ms, waits=waits, stands_as=stands_as)
 
 
 def waiting_of(request: PlacementRequest, terms: HoldTerms, ticket: int) -> Waiting:

@@ -20,7 +20,7 @@ from router_core.ids import id8_of
 from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.eligibility import targets_of
 from router_core.placement.fleet import Fleet
-from router_core.placement.hold import waiting_of
+from router_core.placement.hold import after_wait, waiting_of
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
 from router_core.placement.request import Pin, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
@@ -144,9 +144,10 @@ class _Flight:
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
-            held_since_ms=self._held_since_ms,
-            waits=self._ask.number in router.holding,
         )
+        if (since_ms := self._held_since_ms) is not None:
+            waits = self._ask.number in router.holding
+            request = after_wait(request, world.policy, world.now, since_ms=since_ms, waits=waits)
         decision = self._decide(
             request, world.fleet(self._ask.arrival.router), world.policy, world.now, router.rng
         )
