@@ -72,6 +72,11 @@ def test_rows_too_far_behind_are_cut_and_counted() -> None:
     assert decided(a_request(), a_fleet(*fleet.rows[:64])).record.view.cut == 0
 
 
+def test_a_row_that_is_as_fast_as_any_is_cut_if_it_is_far_away() -> None:
+    assert is_scored(a_request(), the_field(tg=300, pp=1_000))
+    assert not is_scored(a_request(), the_field(tg=300, pp=1_000, way_s=60.0))
+
+
 def test_a_preferred_row_is_scored_however_slow() -> None:
     assert is_scored(a_request(hints=parsed_hints(prefer="@nobody,@last")), the_field())
 
