@@ -71,8 +71,8 @@ class Parts:
 
     def rtt_ms_to(self, peer: Id16) -> int | None:
         """The round trip on the best link to ``peer``; None if there is none, or nothing was measured on it."""
-        told = [link.rtt_ms for link in self.links_to(peer) if link.is_up]
-        return min([rtt_ms for rtt_ms in told if rtt_ms is not None], default=None)
+        told = [link.rtt_ms for link in self.links_to(peer) if link.rtt_ms is not None]
+        return min(told, default=None)
 
     @property
     def degree(self) -> int:

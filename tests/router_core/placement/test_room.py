@@ -194,6 +194,9 @@ def test_when_to_return_is_told_by_the_rows_that_the_request_waits_for():
     busy = a_row("a", in_flight=4, queued=8, work_s=80.0, taken_ms=NOW)
     idle = a_row("b"), a_row("c", resident=False, loadable=False), a_row("d", draining=True)
     assert 16 <= told_to_return(busy, *idle, require="node=@a") <= 24
+    told_before = replace(busy, taken_ms=NOW - 4_000)
+    assert 12 <= told_to_return(told_before, *idle, require="node=@a") <= 20
+    assert told_to_return(replace(busy, taken_ms=NOW - 4_000, work_s=20.0), require="node=@a") <= 3
     assert told_to_return(busy, a_row("b", in_flight=12, work_s=8.0, taken_ms=NOW)) <= 3
 
 
