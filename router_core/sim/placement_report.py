@@ -33,6 +33,8 @@ _T95 = (
     2.09,
 )
 _T95_MANY = 1.96
+_NOISE = 1e-12
+"""What the mean of equal values may be off by, relatively."""
 _NAMES, _CELL = 16, 19
 
 
@@ -80,7 +82,8 @@ def mean_of(values: Sequence[float]) -> Mean:
         return Mean(value=mean, half=None, n=n)
     sd = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     t = _T95[n - 2] if n - 2 < len(_T95) else _T95_MANY
-    return Mean(value=mean, half=t * sd / math.sqrt(n), n=n)
+    half = t * sd / math.sqrt(n)
+    return Mean(value=mean, half=half if half > _NOISE * abs(mean) else 0.0, n=n)
 
 
 class Tally:
@@ -175,7 +178,7 @@ def table(tally: Tally, scenario: str, rho: float, figures: Sequence[tuple[str, 
     ]
     for name, unit in figures:
         cells = [_cell(tally.mean(scenario, rho, policy, name)) for policy in policies]
-        label = f"{name} {unit}" if unit in ("s", "GiB") else name
+        label = f"{name} {unit}" if unit == "s" and not name.endswith("_s") else name
         lines.append(f"{label:{_NAMES}}" + "".join(f"{cell:>{_CELL}}" for cell in cells))
     return lines
 

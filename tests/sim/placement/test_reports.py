@@ -60,6 +60,7 @@ def the_suite(**over: float) -> Tally:
 def test_a_mean_has_the_interval_of_students_t():
     assert mean_of([1.0, 2.0, 3.0]) == Mean(value=2.0, half=pytest.approx(4.30 / 3**0.5), n=3)
     assert mean_of([5.0]).half is None
+    assert mean_of([46.3] * 3).half == 0.0, "equal values differ by nothing, whatever their sum rounds to"
 
 
 def test_the_gates_are_ratios_of_means():
