@@ -356,5 +356,5 @@ def alternatives_of(
             row.adj - adj,
         )
         most = max(gaps)
-        told.append(Alternative(row.key, row.score, _SPOKE[gaps.index(most)] if most > 0.0 else "draw"))
+        told.append(Alternative(row.key, row.score, _SPOKE[gaps.index(most)] if most > ROUNDING else "draw"))
     return tuple(told)
