@@ -35,15 +35,15 @@ async def identify(client: EngineClient, manifest: Manifest | None = None) -> Ve
     Raises :class:`EngineUnreachable` if nothing answers and :class:`EngineMisspoke` ``auth`` if the engine
     wants another key.
     """
+    if manifest is not None and manifest.url.path != API_PATH:
+        return _agreed(await _below_path(client, manifest), manifest)
     health = await _ask(client, "/health", cap=limits.ENGINE_HEALTH_BODY)
-    if health.headers.get("server", "").partition("/")[0].strip().lower() == OURSELVES:
+    if _is_ours(health):
         return Refusal.SELF_LOOP
     if _is_pair_proxy(health):
         return Refusal.PAIR_NOT_ADOPTED
     found: Verdict
-    if manifest is not None and manifest.url.path != API_PATH:
-        found = await _plain(client, health, manifest)
-    elif health.headers.get("server") == "llama.cpp":
+    if health.headers.get("server") == "llama.cpp":
         found = await _llamacpp(client, health)
     else:
         found = (
@@ -65,6 +65,10 @@ def _agreed(found: Verdict, manifest: Manifest) -> Verdict:
 
 async def _ask(client: EngineClient, path: str, cap: int = limits.ENGINE_BODY) -> Reply:
     return await client.get(path, timeout_s=SLOW_S, cap=cap, probe=True)
+
+
+def _is_ours(reply: Reply) -> bool:
+    return reply.headers.get("server", "").partition("/")[0].strip().lower() == OURSELVES
 
 
 def _is_pair_proxy(reply: Reply) -> bool:
@@ -134,20 +138,33 @@ async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
     )
 
 
-async def _plain(client: EngineClient, health: Reply, manifest: Manifest | None) -> Verdict:
+async def _below_path(client: EngineClient, manifest: Manifest) -> Verdict:
+    """A server whose API lies below a path: the rest of its host may be anybody's, so nothing else is asked there."""
     reply = await _ask(client, "/v1/models")
+    if _is_ours(reply):
+        return Refusal.SELF_LOOP
+    declared = bool(manifest.models) and reply.status in (404, 405)
+    return _plain_identity(None) if _lists_models(reply) or declared else None
+
+
+async def _plain(client: EngineClient, health: Reply, manifest: Manifest | None) -> Verdict:
+    lists = _lists_models(await _ask(client, "/v1/models"))
+    declared = manifest is not None and manifest.engine is EngineKind.OPENAI and bool(manifest.models)
+    if not lists and not (declared and health.status == 200):
+        return None
+    return _plain_identity(dialects_of(_tree(await _ask(client, "/openapi.json"))))
+
+
+def _lists_models(reply: Reply) -> bool:
+    """Whether this is an OpenAI model list. Raises :class:`EngineMisspoke` ``auth``."""
     if reply.status in (401, 403):
         reply.require()
     listed = _tree(reply)
-    if isinstance(listed, dict) and isinstance(listed.get("data"), list):
-        return await _plain_identity(client)
-    declared = manifest is not None and manifest.engine is EngineKind.OPENAI and bool(manifest.models)
-    return await _plain_identity(client) if declared and health.status == 200 else None
+    return isinstance(listed, dict) and isinstance(listed.get("data"), list)
 
 
-async def _plain_identity(client: EngineClient) -> Identity:
+def _plain_identity(told: Dialect | None) -> Identity:
     entry = CATALOGUE[EngineKind.OPENAI, "plain"]
-    told: Dialect | None = dialects_of(_tree(await _ask(client, "/openapi.json")))
     return Identity(
         engine=EngineKind.OPENAI,
         flavour="plain",

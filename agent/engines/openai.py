@@ -1,7 +1,8 @@
 """Generic OpenAI-compatible servers (gateways, llama-swap, TGI, llama-cpp-python, ...): flavour ``plain``.
 
 They list their models, or the manifest does where they cannot. Nothing tells residency or load, so every
-model counts as ready and the load is our own requests.
+model counts as ready and the load is our own requests. Where the API lies below a path, what ``/health`` of the host
+says is not about it.
 """
 
 from typing import Any, Final
@@ -19,7 +20,7 @@ from agent.engines.contract import (
     ResidentModel,
 )
 from agent.engines.names import declared_only
-from agent.settings.manifest import Manifest
+from agent.settings.manifest import API_PATH, Manifest
 from router_core import limits
 from router_core.record.state import Dialect
 
@@ -64,7 +65,7 @@ class OpenAiPlain:
         self._declared = declared_only(manifest.models)
         self._only_declared = manifest.cloud and bool(manifest.models)
         self._owned: tuple[OwnedModel, ...] = ()
-        self._health_route = True
+        self._health_route = manifest.url.path == API_PATH
 
     @property
     def instance(self) -> str | None:

@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent.engines.contract import EngineMisspoke, EngineUnreachable, Identity, Refusal
-from agent.engines.identify import Starting, identify
-from agent.settings.manifest import DeclaredModel, EngineKind
+from agent.engines.identify import Starting, Verdict, identify
+from agent.engines.openai import OpenAiPlain
+from agent.settings.manifest import DeclaredModel, EngineKind, Manifest
 from router_core.record.state import Dialect
 from tests.support.engine_setup import client_of, manifest
 from tests.support.fakes.replay import ReplayServer, Sample
@@ -161,16 +162,45 @@ async def test_a_closed_port_is_unreachable() -> None:
     assert caught.value.reason == "connect"
 
 
-async def test_a_server_whose_api_lies_below_a_path_is_asked_there_and_taken_for_no_other_engine() -> None:
+def below(port: int, models: tuple[DeclaredModel, ...] = ()) -> Manifest:
+    plain = manifest(port, EngineKind.OPENAI, models=models)
+    return replace(plain, url=replace(plain.url, path="/openai/v1"))
+
+
+async def below_path(server: ReplayServer, models: tuple[DeclaredModel, ...] = ()) -> Verdict:
+    async with server.serving(), client_of(below(server.port)) as client:
+        return await identify(client, below(server.port, models))
+
+
+async def test_a_server_whose_api_lies_below_a_path_is_asked_there_alone() -> None:
     listed = Sample(200, {}, b'{"data":[{"id":"big"}]}')
-    server = ReplayServer(
-        {"/openai/v1/models": listed, "/api/version": Sample(200, {}, b'{"version":"0.13.3"}')}
-    )
-    async with server.serving():
-        plain = manifest(server.port, EngineKind.OPENAI)
-        described = replace(plain, url=replace(plain.url, path="/openai/v1"))
-        async with client_of(described) as client:
-            verdict = await identify(client, described)
+    site = Sample(200, {"Content-Type": "text/html"}, b"x" * 200_000)
+    routes = {"/health": site, "/openapi.json": Sample(200, {}, b'{"paths":{"/v1/embeddings":{}}}')}
+    server = ReplayServer({**routes, "/openai/v1/models": listed})
+    verdict = await below_path(server)
     assert isinstance(verdict, Identity)
     assert (verdict.engine, verdict.flavour) == (EngineKind.OPENAI, "plain")
-    assert {path for _, path in server.calls} <= {"/health", "/openai/v1/models", "/openapi.json"}
+    assert verdict.dialects == Dialect.CHAT | Dialect.COMPLETION
+    assert server.calls == [("GET", "/openai/v1/models")]
+
+
+async def test_a_server_below_a_path_that_cannot_list_is_known_by_a_declared_inventory() -> None:
+    assert await below_path(ReplayServer({})) is None
+    assert isinstance(await below_path(ReplayServer({}), (DeclaredModel(name="big"),)), Identity)
+    loop = ReplayServer({}, server="pairmesh")
+    assert await below_path(loop, (DeclaredModel(name="big"),)) is Refusal.SELF_LOOP
+    denied = ReplayServer({"/openai/v1/models": Sample(401)})
+    with pytest.raises(EngineMisspoke, match="auth"):
+        await below_path(denied, (DeclaredModel(name="big"),))
+
+
+async def test_what_the_rest_of_a_host_says_of_its_health_is_not_about_the_api_below_a_path() -> None:
+    listed = Sample(200, {}, b'{"data":[{"id":"big"}]}')
+    server = ReplayServer({"/health": Sample(302, {"Location": "/login"}), "/openai/v1/models": listed})
+    async with server.serving(), client_of(below(server.port)) as client:
+        identity = await identify(client, below(server.port))
+        assert isinstance(identity, Identity)
+        adapter = OpenAiPlain(client=client, identity=identity, manifest=below(server.port))
+        await adapter.inventory()
+        seen = await adapter.observe(0, 1_000)
+    assert [model.native_id for model in seen.resident] == ["big"]
