@@ -50,12 +50,14 @@ class OwnEndpoints:
             self._drains.stay(name)
         return faults
 
-    def sweep(self) -> None:
-        """Stop watching what has left and is empty."""
-        for name in self._drains.sweep():
+    def sweep(self) -> bool:
+        """Stop watching what has left and is empty; whether that made room."""
+        gone = self._drains.sweep()
+        for name in gone:
             self._watch.drop(name)
             self._drains.gone(name)
             self._log.info("endpoint.removed", endpoint=name)
+        return len(gone) > 0
 
     def _leave(self, name: str) -> None:
         if name in self._watch.endpoints():

@@ -2,8 +2,9 @@
 the credentials that they name.
 
 Files are looked at every ``POLL_S`` and read once they have not changed between two looks, so that a half-written one
-is not believed; SIGHUP has them read at once. A policy that is refused leaves the old one in force; what is wrong
-stays told until it is mended. ``pairmesh.toml`` is not followed: its settings need a new start.
+is not believed; SIGHUP has them read at once. They are read again when an endpoint has left, as one that was refused
+may have room then. A policy that is refused leaves the old one in force; what is wrong stays told until it is mended.
+``pairmesh.toml`` is not followed: its settings need a new start.
 """
 
 import asyncio
@@ -81,7 +82,8 @@ class Reloading:
                 if asked or settling.read is not None:
                     self._log.info("config.reloaded", policy=self._current().hash, faults=len(self.faults))
                 settling.read = look
-            self._endpoints.sweep()
+            if self._endpoints.sweep() and self.faults:
+                settling.read = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._now.wait()

@@ -415,12 +415,13 @@ async def test_a_node_with_too_many_manifests_starts_and_says_so(tmp_path: Path)
             "endpoints: e16: more than 16 endpoints",
             "endpoints: e17: more than 16 endpoints",
         ]
-        (node.config / "endpoints" / "e17.toml").unlink()
+        (node.config / "endpoints" / "e00.toml").unlink()
         daemon.process.send_signal(signal.SIGHUP)
 
         async def told() -> bool:
             faults: list[str] = (await node.get("/v1/status"))["own"]["faults"]
-            return faults == ["endpoints: e16: more than 16 endpoints"]
+            return faults == ["endpoints: e17: more than 16 endpoints"]
 
         await wait_for(told, 10, "the one that is still too many")
-        assert len((await node.members())["alone"]["engines"]) == 16
+        names = {engine["name"] for engine in (await node.members())["alone"]["engines"]}
+        assert names == {f"e{number:02}" for number in range(1, 17)}
