@@ -17,6 +17,7 @@ from agent.engines.contract import Finish, Timings, TimingSource
 from agent.engines.timings import read_timings
 from agent.observe.log import Log
 from agent.relay.ports import AttemptReport
+from agent.relay.voice import API_SIDE
 from agent.store.profiles import ProfileStore
 from router_core.errors import RemoteFault
 from router_core.exchange.events import Result as Ended
@@ -213,7 +214,7 @@ def _outcome_of(
         key=row.profile_key,
         at_ms=now,
         result=_result_of(report, told.finish),
-        request_class=routed.request_class,
+        request_class=routed.request_class if report.side == API_SIDE else None,
         concurrency=concurrency,
         text_bytes=report.text_bytes,
         prompt_tokens=told.prompt_tokens,

@@ -20,6 +20,7 @@ from agent.node.asking import request_of
 from agent.node.course import Course
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
+from agent.relay.voice import API_SIDE
 from router_core.placement.advice import coarse
 from router_core.placement.decide import decide
 from router_core.placement.decision import Decision, HoldTerms
@@ -36,9 +37,6 @@ from router_core.placement.request import Endpoint, HintNote, Hints, Pin, Placem
 from router_core.placement.sessions import Sessions, session_key
 from router_core.placement.survey import Survey, survey
 from router_core.policy.placement import PlacementPolicy
-
-API = "api"
-"""The side on which requests are placed; what peers send in was placed by them."""
 
 
 class Keeping(Protocol):
@@ -137,7 +135,7 @@ class Placing:
 
     def attempted(self, report: AttemptReport, out_tokens: int | None) -> None:
         """Note one attempt of a request placed here; those of peers' routers are theirs to note."""
-        choosing = self.open.get(report.routed.decision_id) if report.side == API else None
+        choosing = self.open.get(report.routed.decision_id) if report.side == API_SIDE else None
         if choosing is not None:
             choosing.course.note(report, out_tokens)
 
@@ -148,7 +146,7 @@ class Placing:
 
     def answered(self, line: AccessLine) -> None:
         """A request has ended: complete its record and journal it."""
-        if line.side != API or line.decision_id is None:
+        if line.side != API_SIDE or line.decision_id is None:
             return
         choosing = self.open.pop(line.decision_id, None)
         if choosing is None:

@@ -9,7 +9,7 @@ from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
 
 API_SIDE = "api"
-"""The side of the listener that clients reach."""
+"""The side of the listener that clients reach, whose requests are placed here; what peers send in was placed by them."""
 
 
 class ApiVoice:

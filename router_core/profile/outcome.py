@@ -38,13 +38,14 @@ class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     ``prompt_tokens`` are those the engine really computed, ``cached_tokens`` those it reused; ``gen_ms`` covers the
     ``gen_tokens - 1`` gaps after the first token. ``concurrency`` counts the requests in the engine, this one
     included. ``ttft_ms`` with ``wait_ms`` and ``net_ms`` (both estimates) stand in for an engine that tells no prompt
-    time. ``load_ms`` is set if the attempt caused or awaited a load.
+    time. ``load_ms`` is set if the attempt caused or awaited a load. ``request_class`` is None where only the router
+    that placed the request knows it.
     """
 
     key: ProfileKey
     at_ms: int
     result: Result
-    request_class: str = "interactive"
+    request_class: str | None = "interactive"
     concurrency: float = 1.0
     text_bytes: int = 0
     prompt_tokens: int | None = None

@@ -131,7 +131,7 @@ class Profiles:
             )
             if len(self._bytes_per_token) > policy.names_kept:
                 del self._bytes_per_token[next(iter(self._bytes_per_token))]
-        if outcome.gen_tokens is not None:
+        if outcome.gen_tokens is not None and outcome.request_class is not None:
             slot = (model, outcome.request_class)
             outputs = self._outputs.pop(slot) if slot in self._outputs else _Outputs()
             outputs.add(outcome.gen_tokens, policy)

@@ -131,6 +131,15 @@ def test_a_cold_answer_in_one_piece_is_judged_by_what_the_engine_told_not_by_the
     assert list(profile(world).loads_s) == pytest.approx([4.0])
 
 
+def test_how_long_answers_of_a_class_are_is_learned_of_requests_placed_here_alone(world: World) -> None:
+    """A router tells a target the class that a request rose to, not its own."""
+    routed = routed_to(world)
+    taught(world.learning, a_report(routed, side="ingress"))
+    assert world.profiles.output_tokens("tiny", "interactive") is None
+    taught(world.learning, a_report(routed))
+    assert world.profiles.output_tokens("tiny", "interactive") == 50
+
+
 def test_a_load_for_a_request_of_a_peer_teaches_its_owner(world: World) -> None:
     routed = routed_to(world, resident=False, ttft_ms=600_000.0, ect_ms=600_000.0, load_ms=0.0, queue_ms=0.0)
     late = marks(1_000_000, first_content_ms=1_004_050.0, last_byte_ms=1_005_000.0)
