@@ -89,10 +89,11 @@ class Answering:
         self._client.reply(answer)
 
     def cut(self, code: str, attempt: Attempt) -> None:
-        """End an answer that has begun with an error that its stream has a place for, if it has one."""
+        """End an answer that has begun with an error that its stream has a place for, if it has one: beyond a length
+        that was told, there is none."""
         self.code = code
         last = b""
-        if attempt.stream is not None:
+        if attempt.stream is not None and attempt.length is None:
             last = self._voice.stream_error(code, mid_event=attempt.tail.mid_event)
         self._own = len(last)
         self._client.cut(last)

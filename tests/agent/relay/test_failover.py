@@ -296,14 +296,16 @@ async def test_after_the_first_byte_a_loss_is_told_without_done_and_without_a_la
         relay.assert_idle()
 
 
-async def test_a_short_answer_that_is_no_stream_is_cut_short() -> None:
+@pytest.mark.parametrize("kind", [b"text/plain", b"text/event-stream"])
+async def test_an_answer_that_is_shorter_than_it_said_is_cut_short_and_gets_no_byte_of_ours(kind: bytes) -> None:
     async def script(exchange: Exchange) -> None:
-        await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+        await exchange.write(b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: 10\r\n\r\nabc" % kind)
         exchange.close()
 
     async with Recorder(script) as up, running(up.port) as relay:
         heard = await ask(relay.port, post(relay.port))
         assert (heard.clean, heard.body) == (False, b"abc")
+        assert relay.watch.lines[-1].bytes_out == 3
 
 
 async def test_a_stream_that_falls_silent_ends_as_a_timeout() -> None:
