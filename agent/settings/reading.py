@@ -20,14 +20,20 @@ from agent.settings.values import WHOLE, Parse, Refuse, nearest
 FILE_BYTES: Final = 1024 * 1024
 DEPTH_MOST: Final = 16
 """So many tables and lists may lie in each other."""
-DOTS_MOST: Final = 256
-"""So many dots may stand in a line outside its strings: each may open a table, and reading takes a time that grows with
-their square."""
 GUESSED_FAULTS: Final = 16
 """With so many faults before it nobody is told what a key may have been meant to be: guessing takes a while."""
 
-_NO_KEYS: Final = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"?' rb"|'[^'\n]*+'?" rb"|#[^\n]*+")
-"""Strings and comments that end in their line."""
+_NO_KEYS: Final = re.compile(
+    rb'"""(?:[^"\\]++|\\.|"(?!""))*+"{0,5}+'
+    rb"|'''(?:[^']++|'(?!''))*+'{0,5}+"
+    rb'|"(?:[^"\\\n]++|\\[^\n])*+"?'
+    rb"|'[^'\n]*+'?"
+    rb"|#[^\n]*+",
+    re.DOTALL,
+)
+"""Strings and comments."""
+_DEEP_KEY: Final = re.compile(rb"\.(?:[\w \t-]*+\.){%d}" % (DEPTH_MOST - 1))
+"""A dotted key of more than ``DEPTH_MOST`` parts: reading it takes a time that grows with their square."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +149,10 @@ def parse(raw: bytes, name: str, schema: Schema, faults: list[Fault]) -> dict[st
 
 
 def toml_of(raw: bytes) -> dict[str, Any]:
-    """The tree in the text ``raw``. Raises ``ValueError`` for what is no TOML, is nested too deeply, has more dots
-    in a line than are read, or holds a whole number of more than the 64 bits that TOML promises: no program of ours could
-    print it."""
-    may_span_lines = b'"""' in raw or b"'''" in raw
-    keys = raw if may_span_lines else _NO_KEYS.sub(b"", raw)
-    if any(line.count(b".") > DOTS_MOST for line in keys.split(b"\n")):
-        raise ValueError(f"a line of more than {DOTS_MOST} dots")
+    """The tree in the text ``raw``. Raises ``ValueError`` for what is no TOML, is nested too deeply, or holds a whole
+    number of more than the 64 bits that TOML promises: no program of ours could print it."""
+    if _DEEP_KEY.search(_NO_KEYS.sub(b"", raw)):
+        raise ValueError("nested too deeply")
     try:
         tree = tomllib.loads(raw.decode("utf-8"))
     except RecursionError:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent.settings.fault import Fault, toml
 from agent.settings.load import FILE, Settings, check, load
+from agent.settings.reading import toml_of
 from agent.settings.schema import KEYS, SCHEMA
 from agent.settings.show import reference, show
 from agent.settings.values import name_of_host
@@ -134,6 +135,19 @@ def test_a_long_list_may_stand_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        f"x = [{', '.join(['1.5'] * 300)}]",
+        'x = """\n' + "." * 300 + '"""""\n# ' + "." * 300,
+        "x = '''" + "." * 300 + "''''",
+        ". ".join(["a"] * 16) + " = 1",
+    ],
+)
+def test_dots_that_open_no_table_are_as_many_as_they_like(text: str) -> None:
+    assert len(toml_of(text.encode())) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "KEY = 1",
         "\"k\".KEY.'k' = 1",
         "x = ['\"', {KEY = '\"'}]",
@@ -143,8 +157,10 @@ def test_a_long_list_may_stand_in_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_no_string_hides_the_dots_of_a_key(tmp_path: Path, text: str) -> None:
-    (fault,) = check(write(tmp_path, text.replace("KEY", "a." * 300 + "b")))
-    assert fault.problem == "not TOML: a line of more than 256 dots"
+    """Read, they take a time that grows with their square: nobody is to wait for what is refused anyway."""
+    for key in ("a." * 16 + "b", "a . " * 40_000 + "b"):
+        (fault,) = check(write(tmp_path, text.replace("KEY", key)))
+        assert fault.problem == "not TOML: nested too deeply"
 
 
 def test_broken_toml_gives_line_and_column(tmp_path: Path) -> None:
