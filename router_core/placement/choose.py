@@ -216,13 +216,22 @@ class Field(Struct, Generic[S]):
             and spill >= row.spill - eps
         )
 
-    def fullest(self, below: float) -> S | None:
-        """The fullest row that keeps its promise all the same, the best of equals; warm ones first."""
+    def fillable(self, below: float) -> list[S]:
+        """The rows that keep their promise however full they are; cold ones only if no warm one does."""
         most = self._highest()
         good = [row for row in self.rows if row.slo < below and row.worst <= most]
         warm = [row for row in good if row.resident]
-        cold = [row for row in good if row.est.ect <= self._soonest_warm_s()] if not warm else []
-        return max(warm or cold, key=_FILL, default=None)
+        return warm or [row for row in good if row.est.ect <= self._soonest_warm_s()]
+
+    def is_tipped(self, chosen: S, bonus: float) -> bool:
+        """Whether a row that could have been chosen has a better score than ``chosen`` without this ``bonus``, beyond
+        rounding."""
+        limit, rivals = chosen.score + bonus - ROUNDING, self.rows
+        if self.packed is not None:
+            rivals = [row for row in self.fillable(self.policy.pack_below) if row.fill == chosen.fill]
+        return any(
+            row.score < limit and row is not chosen and self._out(row) not in (_VETO, _COLD) for row in rivals
+        )
 
     def _are_vetoed(self) -> bool:
         """Whether rows with a factor above the veto leave, because another row is far enough below it."""
@@ -248,7 +257,7 @@ def field_of(scored: Iterable[S], policy: PlacementPolicy) -> Field[S]:
     eps = policy.pareto_eps
     field = Field(_by_score(scored), policy, policy.veto_above, eps, eps * policy.weights.total)
     if policy.pack_below:
-        field.packed = field.fullest(policy.pack_below)
+        field.packed = max(field.fillable(policy.pack_below), key=_FILL, default=None)
     return field
 
 
@@ -315,27 +324,17 @@ def action_of(*, is_cloud: bool, resident: bool) -> Action:
     return _ROUTE if resident else Action.ROUTE_COLD
 
 
-def reason_of(
-    chosen: Standing, rows: Sequence[Standing], degraded: Sequence[str], note: AuthorityNote
-) -> Reason:
-    """What made ``chosen`` win over the other ``rows``: a bonus only if another row would win without it, beyond
-    rounding."""
+def reason_of(chosen: S, field: Field[S], degraded: Sequence[str], note: AuthorityNote) -> Reason:
+    """What made ``chosen`` win in ``field``: a bonus only if another row would win without it."""
     if degraded and any(kind != "digest_conflict" for kind in degraded):
         return Reason.DEGRADED
     if note.first is not None and note.leads:
         return Reason.AUTHORITY
-    if not (chosen.hint_bonus or chosen.affinity_bonus):
-        return _NATIVE
-    rivals = [other.score for other in rows if other is not chosen and other.reserve is None]
-    rival = min(rivals, default=None)
-    if rival is None:
-        return Reason.NATIVE
-    rival += ROUNDING
-    if chosen.hint_bonus and rival < chosen.score + chosen.hint_bonus:
+    if chosen.hint_bonus and field.is_tipped(chosen, chosen.hint_bonus):
         return Reason.HINT if note.first is None else Reason.AUTHORITY
-    if chosen.affinity_bonus and rival < chosen.score + chosen.affinity_bonus:
+    if chosen.affinity_bonus and field.is_tipped(chosen, chosen.affinity_bonus):
         return Reason.SESSION
-    return Reason.NATIVE
+    return _NATIVE
 
 
 def alternatives_of(

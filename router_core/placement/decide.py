@@ -73,7 +73,7 @@ def decide(
             or tried is not None
             or seed[-1] % _FULL_ONE_IN == 0
         )
-        reason = Reason.EXPLORE if tried is not None else reason_of(chosen, rows, seen.degraded, note)
+        reason = Reason.EXPLORE if tried is not None else reason_of(chosen, field, seen.degraded, note)
         others = rows[1:] if chosen is rows[0] else [row for row in rows if row is not chosen]
         if not full:
             del others[ALTERNATIVES:]

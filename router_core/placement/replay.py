@@ -84,7 +84,7 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
         chosen=chosen.key,
         reason=Reason.EXPLORE
         if tried is not None
-        else reason_of(chosen, field.rows, record.degraded, record.authority),
+        else reason_of(chosen, field, record.degraded, record.authority),
         margin=others[0].score - chosen.score if others else None,
         alternatives=alternatives_of(others[:ALTERNATIVES], chosen, policy.weights),
     )

@@ -204,3 +204,13 @@ def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(
     hints = NO_HINTS if expected is None else parsed_hints(expect_tokens=expected)
     decision = decided(a_request(output_cap=cap, hints=hints), a_fleet(a_row("a")))
     assert decision.chosen.output_tokens == tokens
+
+
+def test_a_hint_did_not_decide_against_a_row_that_could_not_have_been_chosen() -> None:
+    warm = a_row("a", pp=300, tg=5, pressure=0.6)
+    cold = a_row("b", resident=False, load_s=60.0, memory=0.1, pp=3_000, tg=100)
+    request = a_request(hints=parsed_hints(prefer="@a"), output_cap=100)
+    decision = decided(request, a_fleet(warm, cold))
+    scores = {told.row: told.score - told.adj for told in decision.record.candidates}
+    assert scores[cold.key] < scores[warm.key]
+    assert (chosen_node(decision), decision.reason) == ("a", Reason.NATIVE)

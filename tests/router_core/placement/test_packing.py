@@ -5,10 +5,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router_core.placement.reasons import Reason
 from router_core.placement.replay import replay
 from router_core.placement.rows import Row
 from router_core.policy.placement import PRESETS
-from tests.support.fleets import POLICY, a_fleet, a_request, a_row, chosen_node, decided
+from tests.support.fleets import POLICY, a_fleet, a_request, a_row, chosen_node, decided, parsed_hints
 
 PACK = PRESETS["pack"]
 
@@ -47,6 +48,14 @@ def test_a_host_on_which_the_veto_falls_is_not_filled_further():
 def test_equally_full_hosts_go_by_score():
     fleet = a_fleet(quick("pressed", in_flight=1, pressure=0.5), quick("calm", in_flight=1))
     assert chosen_node(decided(a_request(), fleet, policy=PACK)) == "calm"
+
+
+def test_a_hint_for_the_fullest_host_is_the_reason_only_if_it_is_not_fuller_than_the_others():
+    request = a_request(hints=parsed_hints(prefer="@a"))
+    full = quick("a", in_flight=2, work_s=1.0, work_mean_s=1.0, pressure=0.2)
+    for beside, reason in ((1, Reason.NATIVE), (2, Reason.HINT)):
+        decision = decided(request, a_fleet(full, quick("b", in_flight=beside)), policy=PACK)
+        assert (chosen_node(decision), decision.reason) == ("a", reason)
 
 
 def test_where_nobody_keeps_the_promise_it_is_chosen_as_ever():
