@@ -103,6 +103,7 @@ class Link:
         """We slept; the time does not count against the peer."""
         self.heard_at += gap_ms
         self._phase_at += gap_ms
+        self._pinged = None
         if self.busy_since is not None:
             self.busy_since += gap_ms
 

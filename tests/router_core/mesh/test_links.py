@@ -192,6 +192,18 @@ def test_the_round_trip_that_the_view_is_told_is_the_least_of_the_last_four() ->
     assert rig.view[peer.id16].rtt_ms is None
 
 
+def test_no_round_trip_is_told_of_the_time_that_we_slept() -> None:
+    rig = Rig()
+    peer = rig.peers[0]
+    link = rig.fresh(peer)
+    (ping,) = pings(rig.pass_ms(1_000, alive=(link,)), link)
+    rig.now += 3_600_000
+    rig.say(link, msg.Pong(nonce=ping.nonce, boot_ms=rig.now))
+    rig.records(link, peer.v(rig.now))
+    rig.pass_ms(100, alive=(link,))
+    assert rig.view[peer.id16].rtt_ms is None
+
+
 def test_a_link_that_cannot_be_written_for_ten_seconds_is_slow() -> None:
     rig = Rig()
     link = rig.fresh(rig.peers[0])
