@@ -141,7 +141,7 @@ class Weighing(Struct):
             if busy >= (row.ceiling if whole else share * row.ceiling):
                 self._exclude(row, Reason.QUEUE_FULL)
                 continue
-            hit = 0 if pin is None else _hit(row, pin, need.prompt)
+            hit = 0 if pin is None else _hit(row, pin, need)
             est = estimate(pace, need, wait_s, tpot, age_ms, owed_s, hit)
             if est.ttft > left_s and est.ttft - owed_s * (1.0 - 1.0 / m_r) / row.k > left_s:
                 self._exclude(row, Reason.DEADLINE)
@@ -252,10 +252,11 @@ class Weighing(Struct):
         return None
 
 
-def _hit(row: Row, pin: Pin, prompt: int) -> int:
-    if not row.resident or pin.endpoint != row.key or pin.model != row.model:
+def _hit(row: Row, pin: Pin, need: Need) -> int:
+    """How many tokens of the prompt are probably cached there; loading the model anew forgets them."""
+    if not row.resident or pin.endpoint != row.key or pin.model != row.model or reload_s(row, need):
         return 0
-    return min(prompt, pin.tokens)
+    return min(need.prompt, pin.tokens)
 
 
 def _preference(row: Row, prefer: tuple[NodeRef, ...], bonus: float) -> float:

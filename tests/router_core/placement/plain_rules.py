@@ -230,7 +230,12 @@ class Plain:
             reload_s = row.reload_s
         pin = request.pin
         hit = 0
-        if pin is not None and self.now - pin.at_ms <= self.policy.affinity_ms and row.resident:
+        if (
+            pin is not None
+            and self.now - pin.at_ms <= self.policy.affinity_ms
+            and row.resident
+            and not reload_s
+        ):
             hit = min(need.prompt, pin.tokens) if (pin.endpoint, pin.model) == (row.key, row.model) else 0
         load = reload_s or row.load_s
         prefill = (need.prompt - hit) * row.prefill_s_per_token

@@ -311,6 +311,16 @@ def test_a_pinned_session_stays_until_its_row_is_busy():
     assert chosen_node(decided(replace(request, pin=old), calm)) == "b"
 
 
+def test_nothing_of_a_session_is_cached_any_more_where_its_model_would_be_loaded_anew():
+    fleet = a_fleet(a_row("a", engine="ollama"))
+    pin = Pin(endpoint=fleet.rows[0].key, model="tiny", tokens=1100, at_ms=NOW - 1000)
+    told = {}
+    for num_ctx in (8192, 4096):
+        (row,) = decided(a_request(pin=pin, num_ctx=num_ctx), fleet).record.candidates
+        told[num_ctx] = row.est.load, row.est.prefill, row.affinity > 0.0
+    assert told == {8192: (0.0, pytest.approx(0.1), True), 4096: (5.0, pytest.approx(1.2), False)}
+
+
 def test_a_failed_attempt_goes_elsewhere_and_says_so():
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
     first = decided(a_request(), fleet)
