@@ -5,6 +5,7 @@ answer counts as late as its patience lasts. Refuses to compare runs.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from random import Random
 from typing import Protocol
 
@@ -30,6 +31,8 @@ from router_core.sim.routed import Routed
 from router_core.sim.scenario import Measured, Scenario
 
 _SAMPLE = 400
+_TURNS = 8
+"""How many requests each slot has at least while an engine's capacity is measured."""
 
 
 class Supply(Struct, frozen=True, kw_only=True):
@@ -156,6 +159,8 @@ def requests_of(
     routers = load.routers or (1.0,) * len(specs)
     if load.arrivals == "mixed":
         trial = come.mixed(supply.clients, 1.0, load.requests, routers, scenario.shares, Random(seed))
+        if not trial:
+            return []
         step = max(1, len(trial) // _SAMPLE)
         sizes = [Length(prompt=one.prompt, output=one.output) for one in trial[::step]]
         rate_rps = rho * fleet_capacity_rps(scenario, specs, sizes)
@@ -170,14 +175,15 @@ def requests_of(
 
 
 def fleet_capacity_rps(scenario: Scenario, specs: Sequence[NodeSpec], lengths: Sequence[Length]) -> float:
-    """Requests per second that all engines sustain together with every model in memory, each model in its share."""
+    """Requests per second that all engines sustain together with every model in memory, each model in its share.
+    ``lengths`` are not empty."""
     total = 0.0
     for spec in specs:
         owned = {model.name for model in spec.engine.models}
         shares = {name: share for name, share in scenario.shares.items() if name in owned}
-        rng = Random(len(lengths))
-        models = rng.choices(list(shares), weights=list(shares.values()), k=len(lengths))
-        work = [(model, one.prompt, one.output) for model, one in zip(models, lengths, strict=True)]
+        rng, count = Random(len(lengths)), max(len(lengths), _TURNS * spec.engine.slots)
+        models = rng.choices(list(shares), weights=list(shares.values()), k=count)
+        work = [(model, one.prompt, one.output) for model, one in zip(models, cycle(lengths), strict=False)]
         total += capacity_rps(spec.engine, work)
     return total
 

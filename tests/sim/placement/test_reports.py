@@ -16,7 +16,7 @@ from router_core.sim.placement_pictures import Bar, bars, pictures
 from router_core.sim.placement_report import Gate, Mean, Tally, headline_gates, mean_of, table
 from router_core.sim.scenario import Measured, parse_scenario
 from router_core.sim.trial import FIGURES as FIGURES_TOLD
-from router_core.sim.trial import Result, missed, play
+from router_core.sim.trial import Result, missed, play, requests_of
 from scripts import shared_data, simulate_placement
 from scripts.simulate_placement import exit_of
 
@@ -211,6 +211,24 @@ def test_unknown_policies_and_lengths_are_refused():
         play(scenario, "best", 0.5, 1, shared_data.built_in())
     with pytest.raises(LocalMisuse, match="lengths 'nowhere' are unknown"):
         play(scenario, "balanced", 0.5, 1, shared_data.built_in())
+
+
+def test_a_host_of_more_slots_than_there_are_sizes_is_as_busy_as_was_asked():
+    def gap_ms(slots: int) -> float:
+        scenario = parse_scenario({"name": "x", "node": [NODE | {"slots": slots}], "load": {"requests": 500}})
+        supply = shared_data.built_in()
+        found = requests_of(scenario, scenario.specs(supply.measured), 0.5, 1, supply)
+        return found[-1].at_ms / len(found)
+
+    assert gap_ms(400) == pytest.approx(gap_ms(200), rel=0.3)
+
+
+def test_a_mix_of_fewer_requests_than_there_are_slots_is_played_or_refused():
+    mixed = {"name": "x", "node": [NODE | {"slots": 64}], "load": {"arrivals": "mixed", "requests": 20}}
+    assert play(parse_scenario(mixed), "oracle", 0.5, 1, shared_data.built_in()).requests > 0
+    mixed["load"] = {"arrivals": "mixed", "requests": 1}
+    with pytest.raises(LocalMisuse, match="no request at all"):
+        play(parse_scenario(mixed), "oracle", 0.5, 1, shared_data.built_in())
 
 
 @pytest.mark.parametrize(
