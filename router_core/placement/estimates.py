@@ -10,6 +10,7 @@ from math import exp2
 from msgspec import Struct
 
 from router_core.placement.eligibility import Need
+from router_core.placement.ledger import Ledger
 from router_core.placement.record import Estimate
 from router_core.placement.rows import Row
 from router_core.policy.placement import Weights
@@ -103,6 +104,16 @@ def completions(paces: Iterable[Pace], need: Need, now: int) -> list[float]:
             + output * pace.tpot_s
         )
     return found
+
+
+def waiting_s(row: Row, ledger: Ledger, now: int) -> float:
+    """Seconds of work before a request that is sent to ``row`` now, whatever it asks: what is told there and is left of it,
+    and own work that no record shows yet; on the own host what is in hand."""
+    if row.is_self:
+        return ledger.local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
+    told_s = max(0.0, row.work_s / row.k - max(0, now - row.taken_ms) / 1000.0)
+    owed = ledger.owed.get(row.key)
+    return told_s if owed is None else told_s + owed.work_s / row.k
 
 
 def reload_s(row: Row, need: Need) -> float:

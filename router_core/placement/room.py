@@ -10,10 +10,10 @@ from hashlib import blake2b
 from router_core.placement.admission import shed_share
 from router_core.placement.decision import HoldTerms
 from router_core.placement.eligibility import targets_of
+from router_core.placement.estimates import waiting_s
 from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.request import PlacementRequest, RequestClass
-from router_core.placement.rows import Row
 from router_core.placement.survey import Survey
 from router_core.policy.placement import PlacementPolicy
 
@@ -79,16 +79,7 @@ def waits_s(seen: Survey, reason: Reason, fleet: Fleet, now: int) -> list[float]
         return [scored.est.wait for scored in seen.scored]
     if reason not in _PASSING:
         return []
-    return [_wait_s(gone.row, fleet, now) for gone in seen.excluded if gone.reason is reason]
-
-
-def _wait_s(row: Row, fleet: Fleet, now: int) -> float:
-    ledger = fleet.live.ledger
-    if row.is_self:
-        return ledger.local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
-    told_s = max(0.0, row.work_s / row.k - max(0, now - row.taken_ms) / 1000.0)
-    owed = ledger.owed.get(row.key)
-    return told_s if owed is None else told_s + owed.work_s / row.k
+    return [waiting_s(gone.row, fleet.live.ledger, now) for gone in seen.excluded if gone.reason is reason]
 
 
 def _order(reason: Reason) -> int:

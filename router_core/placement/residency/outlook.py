@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from router_core.placement.admission import Gate
 from router_core.placement.demand import rate_of, rates_of
+from router_core.placement.estimates import waiting_s
 from router_core.placement.fleet import Fleet
 from router_core.placement.names import parse_model_name
 from router_core.placement.residency.events import Held, Key, Model, Picture
@@ -66,7 +67,7 @@ def _model(own: Seen, row: Row, fleet: Fleet, rate: float, now: int) -> Model:
     load_s, load_known = _load_time(row, fleet)
     need = row.need_bytes or None
     held = own.held_bytes if own.held_bytes is not None else need or 0
-    waits = [_wait_s(each, fleet, now) for each in rows if each.resident and each.gate is Gate.OPEN]
+    waits = [waiting_s(each, fleet.live.ledger, now) for each in rows if each.resident and each.gate is Gate.OPEN]
     return Model(
         key=own.key,
         held=own.held,
@@ -128,13 +129,3 @@ def _load_time(row: Row, fleet: Fleet) -> tuple[float, bool]:
     if row.load_s:
         return row.load_s, False
     return max(policy.load_least_s, row.need_bytes / policy.load_bytes_per_s), False
-
-
-def _wait_s(row: Row, fleet: Fleet, now: int) -> float:
-    """Seconds until a request sent to ``row`` now would be begun."""
-    ledger = fleet.live.ledger
-    if row.is_self:
-        return ledger.local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
-    owed = ledger.owed.get(row.key)
-    passed_s = max(0, now - row.taken_ms) / 1000.0
-    return max(0.0, row.work_s / row.k - passed_s) + (owed.work_s / row.k if owed is not None else 0.0)
