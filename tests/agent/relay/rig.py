@@ -79,7 +79,7 @@ class Local:
         return b"%s:%d" % (self.ip.encode(), self.port)
 
     def path_of(self, path: bytes) -> bytes:
-        return self.base + path.removeprefix(b"/v1")
+        return self.base + path[len(b"/v1") :] if path.startswith(b"/v1/") else path
 
     def upstream_name(self, served: str) -> str:
         return self.spelled or served
