@@ -1,8 +1,8 @@
 """An authority outside the node: what it is asked about one request, what its answer means, and how far that counts.
 
 Rules: the question tells sizes (rounded up to powers of two, and rows judged by these), requirements and rows by id,
-never text of a request nor a hash of one; an answer is bounded and wholly valid or a fault; it ranks rows that may serve anyway, so it neither adds
-one nor excuses one from a filter. Refuses to ask: whoever does hands a ``Counsel`` over with the request.
+never text of a request nor a hash of one; an answer is bounded and wholly valid or a fault; it ranks rows that may serve
+anyway, so it neither adds one nor excuses one from a filter. Refuses to ask: whoever does hands a ``Counsel`` over with the request.
 """
 
 import math
@@ -122,7 +122,7 @@ def coarse(
     seen: Survey, request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int
 ) -> Survey:
     """``seen`` with its rows judged as if every size of ``request`` were the next power of two: times, factors and scores
-    tell an authority no more of a request than the sizes it is told."""
+    tell an authority of no size more than that."""
     need = replace(
         seen.need,
         prompt=power_of_two(seen.need.prompt),

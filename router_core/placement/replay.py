@@ -5,6 +5,7 @@ was: sizes, filters, estimates, factors, an authority's answer, and the seed of 
 same row. Refuses to judge a row anew: it needs no fleet, and what was refused, shed or held stays so.
 """
 
+from collections.abc import Mapping
 from operator import attrgetter
 
 from msgspec import Struct
@@ -15,13 +16,14 @@ from router_core.placement.advice import led_by
 from router_core.placement.choose import ROUNDING, action_of, alternatives_of, choose, field_of, reason_of
 from router_core.placement.decision import ALTERNATIVES
 from router_core.placement.explore import explored
-from router_core.placement.reasons import Action, Reason
+from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import BACKUP, Candidate, DecisionRecord, Estimate, Factors
-from router_core.placement.request import Endpoint
+from router_core.placement.request import Endpoint, HintNote
 from router_core.policy.placement import PlacementPolicy, Weights
 
 _SCORE = attrgetter("score")
 _CAPACITY = attrgetter("candidate.capacity")
+_RUNNING = frozenset({HintOutcome.HONOURED, HintOutcome.OUTSCORED})
 _ROUTED = frozenset({Action.ROUTE, Action.ROUTE_COLD, Action.SPILL})
 
 
@@ -77,6 +79,7 @@ def replay(record: DecisionRecord, policy: PlacementPolicy) -> DecisionRecord:
     others = sorted([*[row for row in field.rows if row is not chosen], *reserves], key=_SCORE)
     return replace(
         bare,
+        hints=tuple([_noted(note, chosen.key, record.names) for note in record.hints]),
         candidates=tuple(
             [_told(row, out) for row, out in (*field.ranking(chosen), *[(row, None) for row in reserves])]
         ),
@@ -119,6 +122,14 @@ def _row(candidate: Candidate, policy: PlacementPolicy) -> _Row:
         resident=candidate.resident,
         reserve=candidate.out if candidate.out == BACKUP else None,
     )
+
+
+def _noted(note: HintNote, chosen: Endpoint, names: Mapping[Endpoint, str]) -> HintNote:
+    """What became of a hint; of a preference for a row in the running that is whether ``chosen`` is what it names."""
+    if note.hint != "prefer" or note.outcome not in _RUNNING:
+        return note
+    met = any(f"{name}/".startswith(f"{note.ref}/") for name in (chosen, names.get(chosen, "")))
+    return replace(note, outcome=HintOutcome.HONOURED if met else HintOutcome.OUTSCORED)
 
 
 def _weighed(f: Factors, weights: Weights) -> float:

@@ -63,9 +63,9 @@ class Sifted(Struct, frozen=True, kw_only=True):
     """The rows of a model as one kind of request finds them, in the order of the fleet; ``resolved`` is None if it is no
     name at all.
 
-    ``group`` is the model's name in the profiles. ``paces`` are those of the open rows, ``taken_ms`` is
-    when the oldest picture of a peer among them and those of ``looser`` was taken. ``costs`` are what an alias charges, ``looser`` the rows of other
-    models that may stand in. Of a large field, ``places`` tells where among the open rows an endpoint is, ``always``
+    ``group`` is the model's name in the profiles. ``paces`` are those of the open rows, ``taken_ms`` is when the oldest
+    picture of a peer among them and those of ``looser`` was taken. ``costs`` are what an alias charges, ``looser`` the rows
+    of other models that may stand in. Of a large field, ``places`` tells where among the open rows an endpoint is, ``always``
     where those are that are scored however slow they look: the least pressed, and the own host's.
     """
 

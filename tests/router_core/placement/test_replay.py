@@ -139,6 +139,19 @@ def test_a_bonus_is_weighed_as_the_other_policy_weighs_it():
     assert (back.chosen, back.reason) == (record.chosen, record.reason)
 
 
+@pytest.mark.parametrize("ref", ["@near", "@near/llamacpp", a_row("near").node_id, a_row("near").key])
+def test_what_became_of_a_preference_is_told_by_the_new_choice(ref):
+    fleet = a_fleet(a_row("near", tg=45), a_row("nearer", tg=30), a_row("far", tg=50))
+    record = decided(a_request(hints=parsed_hints(prefer=f"{ref},@away")), fleet).record
+    without = replay(record, PlacementPolicy(hint_bonus=0.0, tie_fixed=0.0, tie_per_period=0.0))
+    for told, outcome in (
+        (record, "honoured"),
+        (without, "outscored"),
+        (replay(without, POLICY), "honoured"),
+    ):
+        assert [note.outcome.value for note in told.hints] == [outcome, "ignored_unknown"]
+
+
 def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so():
     busy = a_row("warm", pressure=0.5, tg=20, in_flight=4, work_s=4.0, work_mean_s=4.0)
     record = decided(a_request(), a_fleet(busy, a_row("cold", resident=False, load_s=1.0, tg=90))).record
