@@ -293,6 +293,7 @@ async def test_after_the_first_byte_a_loss_is_told_without_done_and_without_a_la
         client.close()
         assert good.requests == []
         assert relay.watch.results() == ["broken"]
+        assert relay.watch.lines[-1].bytes_out == len(sent) + len(last)
         relay.assert_idle()
 
 

@@ -421,6 +421,21 @@ def test_the_question_tells_the_times_of_the_rounded_sizes():
     assert told == {a_row("a").key: (2_048, 5_120), a_row("b").key: (4_096, 5_120)}
 
 
+def test_what_is_cached_of_a_session_is_told_by_its_rounded_length():
+    fleet = a_fleet(a_row("a", pp=1_000, taken_ms=NOW), a_row("b", pp=1_000, taken_ms=NOW))
+    pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=600, at_ms=NOW)
+    question, _ = asked(a_request(prompt_tokens=1_100, pin=pin), fleet)
+    told = {row.id: row.est_ms.prefill for row in question.candidates}
+    assert told == {a_row("a").key: 1_024, a_row("b").key: 2_048}
+
+
+@pytest.mark.parametrize("row", [{}, {"backup": "failing"}])
+def test_a_row_that_only_rounding_makes_late_and_a_backup_are_told_too(row):
+    fleet = a_fleet(*(a_row(name, pp=1_000, taken_ms=NOW, **row) for name in "ab"))
+    question, _ = asked(a_request(prompt_tokens=1_100, hints=parsed_hints(deadline_ms="1500")), fleet)
+    assert [each.est_ms.prefill for each in question.candidates] == [2_048, 2_048]
+
+
 def test_a_name_that_nobody_offers_is_not_passed_on():
     policy = dataclasses.replace(POLICY, match_any_pool=("tiny",))
     request = a_request(model="canary", hints=parsed_hints(match="any"))
