@@ -45,6 +45,8 @@ class EngineKind(StrEnum):
 
 LATER: Final = frozenset({EngineKind.VLLM, EngineKind.LMSTUDIO, EngineKind.SGLANG})
 """Engines that have no adapter of their own yet: their OpenAI API is all that is used of them."""
+_AT_ROOT: Final = frozenset({EngineKind.OLLAMA, EngineKind.LLAMACPP})
+"""Engines of whom more is used than an API that may lie below a path."""
 
 
 class Caps(Struct, frozen=True, gc=False, kw_only=True):
@@ -218,7 +220,7 @@ def _manifest(top: Table, stem: str) -> Manifest:
     idle_ms = top.whole("idle_ms", least=1_000, most=86_400_000)
     manifest = Manifest(
         name=_name(top, stem),
-        url=_url(top, remote=remote, cloud=cloud, based=engine == EngineKind.OPENAI),
+        url=_url(top, remote=remote, cloud=cloud, based=engine not in _AT_ROOT),
         engine=EngineKind(engine or EngineKind.OPENAI),
         credential=top.file_name("credential"),
         dialects=_dialects(top),
