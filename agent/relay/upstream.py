@@ -56,8 +56,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 class AnswerHead:
     """The final head of an answer, without the body's length, so that answers may share it. ``reusable``: the socket may
-    serve again after it. ``gist`` is what its reader made of it:
-    how it streams, and which header lines come down."""
+    serve again after it. ``gist`` is what its reader made of it: how it streams, and which header lines come down."""
 
     __slots__ = ("gist", "headers", "reusable", "status")
 
