@@ -70,9 +70,9 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
     degraded = ["digest_conflict"] if sifted.conflict else []
     if not scored:
         if soft:
-            scored, excluded = _forgiven(soft, excluded, weighing.anew(), policy)
+            scored, excluded = _forgiven(soft, excluded, weighing.anew(), policy, spare=not reserves)
         if scored:
-            degraded.append("pressure")
+            degraded += ["pressure"] if scored[0].reserve is None else ["pressure", "stale_view"]
         elif reserves:
             scored, reserves = reserves, []
             degraded.append("stale_view")
@@ -109,13 +109,20 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
 
 
 def _forgiven(
-    soft: tuple[Row, ...], excluded: tuple[Exclusion, ...], weighing: Weighing, policy: PlacementPolicy
+    soft: tuple[Row, ...],
+    excluded: tuple[Exclusion, ...],
+    weighing: Weighing,
+    policy: PlacementPolicy,
+    *,
+    spare: bool,
 ) -> tuple[list[Scored], tuple[Exclusion, ...]]:
-    """The least pressed of the soft rows and those within a hair of it, and the exclusions without them. Soft rows that
-    fail a later filter are now excluded by that."""
+    """The least pressed of the soft rows and those within a hair of it, and the exclusions without them; ``spare``: of
+    those that would only back up others if there is no better. Soft rows that fail a later filter are now excluded by
+    that."""
     weighing.weigh([pace_of(row, policy.weights) for row in soft])
-    least = min([scored.row.pressure for scored in weighing.scored], default=0.0)
-    back = [scored for scored in weighing.scored if scored.row.pressure <= least + policy.pareto_eps]
+    found = weighing.scored or (weighing.reserves if spare else [])
+    least = min([scored.row.pressure for scored in found], default=0.0)
+    back = [scored for scored in found if scored.row.pressure <= least + policy.pareto_eps]
     gone = {id(scored.row) for scored in back} | {id(late.row) for late in weighing.excluded}
     return back, (*[each for each in excluded if id(each.row) not in gone], *weighing.excluded)
 

@@ -174,19 +174,24 @@ class Plain:
 
     def fall_back(self, told: Outcome, rows: tuple[Row, ...], soft: list[Row]) -> None:
         if not told.main and soft:
-            able = []
+            able, spare = [], []
             for row in soft:
                 reason = self.first_filter(row, forgiven=True)
                 if reason is not None:
                     told.excluded[row.key, row.model] = reason
-                elif self.judged(row).reserve is None:
-                    able.append(self.judged(row))
+                else:
+                    judged = self.judged(row)
+                    (able if judged.reserve is None else spare).append(judged)
+            if not able and not told.reserves:
+                able = spare
             least = min((judged.row.pressure for judged in able), default=0.0)
             told.main = [judged for judged in able if judged.row.pressure <= least + self.policy.pareto_eps]
             for judged in told.main:
                 del told.excluded[judged.name]
             if told.main:
                 told.degraded.append("pressure")
+                if told.main[0].reserve is not None:
+                    told.degraded.append("stale_view")
         if not told.main and told.reserves:
             told.main, told.reserves = told.reserves, []
             told.degraded.append("stale_view")

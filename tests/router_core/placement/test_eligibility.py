@@ -5,11 +5,13 @@ import pytest
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Live
 from router_core.placement.reasons import EXCLUSIONS, Action, Reason
+from router_core.placement.replay import replay
 from router_core.placement.request import Hints, Locality
 from router_core.record.state import Capability, Dialect
 from tests.support.fleets import (
     GIB,
     NOW,
+    POLICY,
     Broken,
     a_choice,
     a_fleet,
@@ -183,6 +185,20 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set():
     decision = decided(a_request(), a_fleet(playing, equal))
     assert decision.record.excluded_counts == {}
     assert decision.chosen.max_wait_ms == 600_000, "its host lets nobody in who is in a hurry"
+
+
+def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is():
+    pressed = {"gate": Gate.SOFT, "pressure": 0.9}
+    late = a_row("a", **pressed, taken_ms=NOW - 5001)
+    alone = decided(a_request(), a_fleet(late))
+    assert (chosen_node(alone), alone.record.degraded) == ("a", ("pressure", "stale_view"))
+    assert replay(alone.record, POLICY) == alone.record
+    for better, degraded in (
+        (a_row("b", **pressed), "pressure"),
+        (a_row("b", backup="failing"), "stale_view"),
+    ):
+        decision = decided(a_request(), a_fleet(late, better))
+        assert (chosen_node(decision), decision.record.degraded) == ("b", (degraded,))
 
 
 def test_own_uncovered_requests_count_towards_the_ceiling():
