@@ -268,6 +268,9 @@ def _url(top: Table, *, remote: bool, cloud: bool, based: bool) -> EngineUrl:
         if not top.has("url"):
             top.fault("url", "is missing")
         return nowhere
+    if not text.isprintable():
+        top.fault("url", "holds a tab, an end of a line or the like")
+        return nowhere
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -284,7 +287,9 @@ def _url(top: Table, *, remote: bool, cloud: bool, based: bool) -> EngineUrl:
     if (path and not based) or parts.query or parts.fragment:
         top.fault("url", "must end after the path" if based else "must end after the port")
     elif path and not re.fullmatch(PATH_PATTERN, path):
-        top.fault("url", f"path does not match {PATH_PATTERN}")
+        top.fault(
+            "url", "its path must be at most 8 names of A-Z a-z 0-9 . _ ~ -, no dot first, 128 characters"
+        )
     if port == 0:
         top.fault("url", "port 0 is not allowed")
     if (problem := _host_problem(host, remote=remote, cloud=cloud)) is not None:
