@@ -16,7 +16,7 @@ _HOPELESS = 400.0
 
 def slo_cost(row: Row, need: Need, ttft: float, spread: float, tpot: float) -> float:
     """Chance that the row misses a target or fails, with ``ttft`` as its time to first token and ``tpot`` as that per
-    token, which counts only if a pace was asked and something is generated."""
+    token, which counts only if there is a target for it and something is generated."""
     late, goal = ttft / need.ttft_s, need.tpot_s
     if late > _HOPELESS:
         return 1.0

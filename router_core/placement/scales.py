@@ -3,8 +3,8 @@ to be.
 
 Rules: a prior is scaled by the median of measured / expected over the rows of its model in the same quantisation on the
 same kind of GPU, else over those of its model, else over all rows, else not at all. How long a load takes is a matter of
-the disk: there the other loads at the same endpoint come first, and of these the slowest quarter is expected. Scales move
-in steps of 5 %, so that a small change rebuilds no rows.
+the disk: there the other loads of some size at the same endpoint come first, and of these the slowest quarter is expected.
+Scales move in steps of 5 %, so that a small change rebuilds no rows.
 """
 
 import math
@@ -21,6 +21,8 @@ from router_core.profile.profiles import Profiles
 
 _STEP = math.log(1.05)
 _SLOW = 0.75
+_TELLING_S = 1.0
+"""What should be loaded sooner tells how long the engine takes to start, not how slow the disk is."""
 _KINDS = ("prompt", "gen", "load")
 
 Like = tuple[str | None, ...]
@@ -50,7 +52,7 @@ def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
         if profile is None:
             continue
         prior = draft.prior
-        for seconds in profile.loads_s:
+        for seconds in profile.loads_s if prior.load_s >= _TELLING_S else ():
             loads.setdefault(draft.key, []).append(seconds / prior.load_s)
         load_s = profile.loads_s[-1] if profile.loads_s else None
         measured = (

@@ -405,6 +405,21 @@ def test_a_model_that_was_never_loaded_is_expected_to_load_as_the_others_did_at_
     assert 0.5 * prior_s < loads["c", "other"] < 10 * prior_s, "of a node that never loaded: as elsewhere"
 
 
+def test_how_long_a_small_model_took_to_load_says_nothing_of_a_large_one():
+    """Most of that time went to the engine's start."""
+    models = (
+        ModelFacts(name="small", engine=0, size_mib=300),
+        ModelFacts(name="large", engine=0, size_mib=40_000),
+    )
+    view = a_view(a_change("a", static=a_static(models=models), volatile=a_volatile(residents=())))
+    profiles = Profiles(ProfilePolicy())
+    small, large = folded(view).rows
+    profiles.learn(Outcome(key=small.profile_key, at_ms=NOW, result=Result.OK, load_ms=8_000.0))
+    told_s = {row.model: row.load_s for row in folded(view, profiles).rows}
+    assert told_s["small"] == 8.0 > 30 * small.load_s
+    assert told_s["large"] < 6 * large.load_s
+
+
 @pytest.mark.threat("T12")
 def test_a_liar_is_ranked_by_observation_after_twenty_requests():
     claim = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=150_000, gen_dtps=5_000)
