@@ -122,16 +122,23 @@ async def test_requests_in_hand_and_speeds_are_seen_while_and_after_they_run(
     server = start_llama(single(models / "mid.gguf", alias="tiny", parallel=1))
     async with Watched(manifest(server.port)) as watched:
         await until(lambda: watched.status().health is Health.READY)
-        requests = [asyncio.create_task(chat(server, max_tokens=200, seed=n)) for n in range(2)]
-        await until(
-            lambda: [s for s, _ in watched.told if s.load and s.load.running == 1 and s.load.waiting == 1]
-        )
+
+        def used() -> list[float]:
+            return [m.kv_used for s, _ in watched.told for m in s.resident if m.kv_used is not None]
+
+        def full() -> bool:
+            return any(s.load and (s.load.running, s.load.waiting) == (1, 1) for s, _ in watched.told)
+
+        async def ask(number: int) -> None:
+            while not (full() and used()):
+                await chat(server, max_tokens=200, seed=number)
+
+        requests = [asyncio.create_task(ask(number)) for number in range(2)]
+        await until(lambda: full() and used())
         await asyncio.gather(*requests)
         await until(lambda: [s for s, _ in watched.told if s.load and s.load.tg_tps])
         await until(lambda: watched.status().load.running == 0)  # type: ignore[union-attr]
-        used = [m.kv_used for s, _ in watched.told for m in s.resident if m.kv_used is not None]
-    assert used
-    assert all(0 < share <= 1 for share in used)
+        assert all(0 < share <= 1 for share in used())
 
 
 async def test_router_mode_stays_empty_however_often_it_is_looked_at(
