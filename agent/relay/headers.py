@@ -57,6 +57,7 @@ _TRACE = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 _REASONS: Final = {status.value: status.phrase.encode("ascii") for status in HTTPStatus} | {
     529: b"Overloaded"
 }
+BODYLESS: Final = frozenset({204, 304})
 _STARTS: Final = {
     status: b"HTTP/1.1 %d %s\r\nserver: pairmesh\r\ndate: " % (status, reason)
     for status, reason in _REASONS.items()
@@ -169,13 +170,16 @@ def passed_down(headers: Headers, *, events: bool = False) -> bytes:
 def reply_head(
     status: int, date: bytes, lines: bytes, *, length: int | None, chunked: bool, close: bool
 ) -> bytes:
-    """Status line and headers of a reply, whose end is told by length, by a last chunk, or (neither) by closing.
+    """Status line and headers of a reply, whose end is told by length, by a last chunk, or (neither) by closing. One that
+    never has a body tells none of these.
 
     ``date`` is a ready header value, ``lines`` are ready header lines.
     """
     framing = b""
-    if length is not None:
+    if length:
         framing = b"content-length: %d\r\n" % length
+    elif length is not None:
+        framing = b"" if status in BODYLESS else b"content-length: 0\r\n"
     elif chunked:
         framing = b"transfer-encoding: chunked\r\n"
     start = _STARTS.get(status) or b"HTTP/1.1 %d Unknown\r\nserver: pairmesh\r\ndate: " % status

@@ -375,11 +375,9 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
 
     def _write_answer(self, answer: Answer, *, close: bool) -> None:
-        bodyless = answer.status == 204
-        length = None if bodyless else len(answer.body)
         date, lines = self._dates.at(self._clock.wall_ms()), lines_of(answer.headers)
-        head = reply_head(answer.status, date, lines, length=length, chunked=False, close=close)
-        silent = bodyless or (self._request is not None and self._request.head.method == b"HEAD")
+        head = reply_head(answer.status, date, lines, length=len(answer.body), chunked=False, close=close)
+        silent = self._request is not None and self._request.head.method == b"HEAD"
         self._transport.write(head if silent else head + answer.body)
 
     def _answer(self, answer: Answer, *, keep: bool) -> None:

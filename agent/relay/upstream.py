@@ -15,7 +15,7 @@ import httptools
 from msgspec import Struct
 
 from agent.relay.dialects.streams import Stream
-from agent.relay.headers import Headers
+from agent.relay.headers import BODYLESS, Headers
 from agent.relay.ports import Admits
 from agent.relay.repeats import Repeats
 from router_core import limits
@@ -322,7 +322,7 @@ class UpstreamConnection(asyncio.Protocol):
                     keep = False
                 elif name == b"keep-alive":
                     self._note_keep_alive(value)
-        bodyless = self._status in (204, 304)
+        bodyless = self._status in BODYLESS
         self._chunked = coding is not None and not bodyless
         self._left = 0 if bodyless else int(length) if length is not None else None
         self._reusable = keep and (self._chunked or self._left is not None)

@@ -138,6 +138,21 @@ async def test_a_close_delimited_answer_ends_with_a_last_chunk() -> None:
         assert (heard.body, heard.clean, heard.chunks is not None) == (b"abc", True, True)
 
 
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_that_never_has_a_body_tells_no_length(status: int) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 %d Nothing\r\nx-request-id: e\r\n\r\n" % status)
+
+    async with Recorder(script) as up, running(up.port) as relay:
+        client = await Client.to(relay.port)
+        for _ in range(2):
+            await client.send(post(relay.port))
+            found, headers = await client.head()
+            assert found == status
+            assert headers.keys().isdisjoint({"content-length", "transfer-encoding", "connection"})
+        client.close()
+
+
 async def test_an_http_1_0_client_gets_no_chunk() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.begin_stream()
