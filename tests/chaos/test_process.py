@@ -31,6 +31,9 @@ STARTING_S = 1.2
 DAMAGE = ("corrupt", "quarantined", "unreadable", "start.refused", ".failed", "loop.ended")
 """Words of log lines that a file or a task in ruins would leave."""
 SERVING_S = 1.5
+AT_ONCE, AT_ONCE_S = 2, 1.2
+"""A request is dispatched three times at most, so that who loses three nodes in a row before a first byte is lost by
+contract: no more than these are killed within a moment in which a request may lose them all."""
 
 
 async def test_a_killed_node_is_out_at_once_and_back_soon_after_it_is_ready(whole: Mesh) -> None:
@@ -52,7 +55,22 @@ async def _routes(node: NodeProc, other: str) -> bool:
     return other in await node.routes_to()
 
 
-async def killed_again_and_again(node: NodeProc, kills: int, rng: Random) -> list[int]:
+class Spaced:
+    """Kills of several nodes, never more than ``AT_ONCE`` within ``AT_ONCE_S``."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._last: deque[float] = deque([0.0] * AT_ONCE, maxlen=AT_ONCE)
+
+    async def kill(self, node: NodeProc) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await hold(max(0.0, self._last[0] + AT_ONCE_S - loop.time()))
+            await node.kill()
+            self._last.append(loop.time())
+
+
+async def killed_again_and_again(node: NodeProc, kills: int, rng: Random, spaced: Spaced) -> list[int]:
     """Kill ``node`` at moments that ``rng`` draws, while it serves or starts; its epochs in order."""
     epochs = [await node.epoch()]
     loop = asyncio.get_running_loop()
@@ -65,13 +83,13 @@ async def killed_again_and_again(node: NodeProc, kills: int, rng: Random) -> lis
 
     while kills > 0:
         await hold(rng.uniform(0.0, SERVING_S))
-        await node.kill()
+        await spaced.kill(node)
         kills -= 1
         await rested()
         if kills and rng.random() < IN_START:
             starting = asyncio.create_task(node.start())
             await hold(rng.uniform(0.05, STARTING_S))
-            await node.kill()
+            await spaced.kill(node)
             kills -= 1
             await asyncio.gather(starting, return_exceptions=True)
             await rested()
@@ -84,11 +102,11 @@ async def killed_again_and_again(node: NodeProc, kills: int, rng: Random) -> lis
 async def test_fifty_kills_at_random_moments_lose_no_request_and_no_file(whole: Mesh, run: Run) -> None:
     victims = [node for name, node in whole.nodes.items() if name != "a"]
     shares = [len(range(at, KILLS, len(victims))) for at in range(len(victims))]
-    ids = {node.name: node.node_id for node in victims}
+    ids, spaced = {node.name: node.node_id for node in victims}, Spaced()
     async with whole.loaded("a", rps=10.0, stream_share=0.3, tokens=24, seed=run.seed) as load:
         epochs = await asyncio.gather(
             *(
-                killed_again_and_again(node, share, Random(f"{run.seed}/{node.name}"))
+                killed_again_and_again(node, share, Random(f"{run.seed}/{node.name}"), spaced)
                 for node, share in zip(victims, shares, strict=True)
             )
         )
