@@ -52,7 +52,7 @@ def run(
     ``assembly`` is what the node is made of, ``daemon`` what runs it, ``Daemon`` if not given.
     """
     clock = SystemClock()
-    log = stream_log(sys.stderr, clock, least=least)
+    log, writer = stream_log(sys.stderr, clock, least=least)
     debug = True if least is Severity.DEBUG else None
     with captured(log, least):
         try:
@@ -64,13 +64,14 @@ def run(
                 return runner.run((daemon or Daemon)(node).serve())
         except RefuseToStart as refused:
             log.error("start.refused", reason=refused.reason)
-            sys.stderr.write(f"pairmesh: {refused}\n")
+            writer.put(f"pairmesh: {refused}")
             return ExitCode.REFUSED
         except Exception as exc:
             report_crash(log, "crash", exc)
             return ExitCode.FAILED
         finally:
             log.flush()
+            writer.close()
 
 
 class Daemon:

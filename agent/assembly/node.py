@@ -163,6 +163,7 @@ class Assembly:
             self.mesh.alarms,
             self.journal,
             relay.access,
+            self.log,
             relay.refused,
             host.sampling_report,
             host.probe_report,

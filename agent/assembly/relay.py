@@ -1,7 +1,6 @@
 """The rooms that carry requests: from clients and peers, to engines and peers."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -24,7 +23,7 @@ from agent.node.observing import EngineWaits, Observing
 from agent.node.showing import Showing, placer_of
 from agent.node.targets import NodeTargets
 from agent.node.trace import Trace, TracedObserver, TracedPlacer
-from agent.observe.access import stream_access_log
+from agent.observe.access import AccessLog
 from agent.observe.instruments import RelayMetrics
 from agent.observe.metrics import Counter
 from agent.relay.accept import Acceptor, Roll
@@ -72,7 +71,7 @@ class RelayRooms:
             outside=mesh.outside,
         )
         self.metrics = RelayMetrics()
-        self.access = stream_access_log(sys.stderr, clock)
+        self.access = AccessLog(ground.log.lines, clock, human=ground.log.is_human)
         self.pool = Pool(asyncio.get_running_loop())
         self.observing = Observing(
             placing=placement.placing,

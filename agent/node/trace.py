@@ -2,7 +2,7 @@
 
 Ids, stamps, causes and numbers only: nothing a client wrote is ever given to it, model names aside that somebody
 offers. Each line is written by one call, so that a killed process leaves whole lines. A file that cannot be
-written ends the tracing, never the daemon.
+written, or a pipe that nobody empties, ends the tracing, never the daemon.
 """
 
 import json
@@ -36,7 +36,8 @@ class Trace:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._fd = os.open(path, flags, 0o600)
         except OSError as fault:
             raise RefuseToStart(
                 "trace_unwritable", f"{path} cannot be opened for --trace: {fault.strerror}"
@@ -49,8 +50,10 @@ class Trace:
         if not self._open:
             return
         line = json.dumps({"e": event, "at": self._clock.boot_ms(), **facts}, separators=(",", ":"))
+        raw = line.encode("ascii") + b"\n"
         try:
-            os.write(self._fd, line.encode("ascii") + b"\n")
+            if os.write(self._fd, raw) < len(raw):
+                self.close()
         except OSError:
             self.close()
 

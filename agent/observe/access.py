@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final, TextIO
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -78,13 +78,3 @@ class AccessLog:
 @lru_cache(maxsize=4)
 def _to_the_second(wall_s: int) -> str:
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def stream_access_log(stream: TextIO, clock: Clock) -> AccessLog:
-    """An access log on ``stream``: for people when it is a terminal, JSON lines otherwise."""
-
-    def write(text: str) -> None:
-        stream.write(text)
-        stream.flush()
-
-    return AccessLog(write, clock, human=stream.isatty())

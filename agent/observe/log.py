@@ -2,22 +2,26 @@
 
 Rules: control characters are escaped, so one event is one line whatever a peer put into a name; text is cut
 at ``limits.LOG_TEXT`` characters; an exception is its class, never its message, since messages quote what
-clients and peers sent; equal lines are written ``limits.EQUAL_LOG_LINES_PER_MIN`` times a minute, then
-counted and summed up in one line. Objects the log does not know are named by their class.
+clients and peers sent; lines that say the same of the same one, whatever numbers they hold, are written
+``limits.LOG_LINES_PER_MIN`` times a minute, then counted and summed up in one line. Objects the log does not know are
+named by their class.
 """
 
 import itertools
 import json
 import math
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
 from pathlib import PurePath
 from typing import Final, TextIO
 
 from agent.effects.clock import Clock
+from agent.observe.metrics import Family, Labels, Number, Shape, gauge_family
+from agent.observe.writer import LineWriter
 from router_core import limits
 
 Scalar = str | int | float | bool | None
@@ -25,7 +29,9 @@ Field = Scalar | tuple[Scalar, ...]
 
 ITEMS: Final = 16
 WINDOW_MS: Final = 60_000
-REMEMBERED: Final = 256
+REMEMBERED: Final = 1_024
+ORIGINS: Final = ("origin", "peer", "node")
+"""Fields that name whom a line is about: what else another node's lines hold may be of its making."""
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _OWN_KEYS: Final = frozenset({"at", "level", "event"})
 
@@ -40,8 +46,9 @@ class Severity(IntEnum):
 class Log:
     """Writes lines through ``write``; safe from any thread.
 
-    ``write`` gets one finished line without its newline. ``human`` chooses ``HH:MM:SS level event key=value``
-    over JSON. A sink that fails is dropped for that line: losing a log line must not stop the service.
+    ``write`` gets finished lines without the last one's newline and must return at once; ``dropped`` tells how many it
+    lost, by why. ``human`` chooses ``HH:MM:SS level event key=value`` over JSON. A sink that fails is dropped for that
+    line: losing a log line must not stop the service.
     """
 
     def __init__(
@@ -51,14 +58,17 @@ class Log:
         *,
         human: bool = False,
         least: Severity = Severity.INFO,
+        dropped: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._write = write
         self._clock = clock
+        self.is_human = human
         self._render = human_line if human else json_line
         self._least = least
-        self._lock = threading.Lock()
+        self._dropped = dropped
+        self._lock = threading.RLock()
         self._seen: OrderedDict[tuple[object, ...], _Window] = OrderedDict()
-        self.lost = 0
+        self._refused = 0
 
     @property
     def is_debugging(self) -> bool:
@@ -82,7 +92,7 @@ class Log:
         if severity < self._least:
             return
         clean = {(f"{k}_" if k in _OWN_KEYS else k): plain(v) for k, v in fields.items()}
-        key = (severity, event, *clean.items())
+        key = (severity, event, *(clean if severity is Severity.DEBUG else _telling(clean)).items())
         now = self._clock.boot_ms()
         with self._lock:
             self._sum_up(now - WINDOW_MS)
@@ -92,8 +102,17 @@ class Log:
                 if len(self._seen) > REMEMBERED:
                     self._close(self._seen.popitem(last=False)[1])
             window.count += 1
-            if window.count <= limits.EQUAL_LOG_LINES_PER_MIN:
+            if window.count <= limits.LOG_LINES_PER_MIN:
                 self._emit(severity, event, clean)
+
+    def lines(self, text: str) -> None:
+        """Write lines that somebody else has made, each with its end."""
+        self._put(text.removesuffix("\n"))
+
+    def sum_up(self) -> None:
+        """Write the summaries that are due; each event does, but there may be none for long."""
+        with self._lock:
+            self._sum_up(self._clock.boot_ms() - WINDOW_MS)
 
     def flush(self) -> None:
         """Write the pending summaries now, as at the end of the process."""
@@ -101,21 +120,46 @@ class Log:
             while self._seen:
                 self._close(self._seen.popitem(last=False)[1])
 
+    @property
+    def lost(self) -> int:
+        """Lines that nobody got."""
+        return self._refused + sum(self._dropped().values())
+
+    def collect(self) -> Iterable[Family]:
+        counts: dict[Labels, Number | None] = {(why,): count for why, count in self._dropped().items()}
+        counts["unwritable",] = (counts.get(("unwritable",)) or 0) + self._refused
+        yield gauge_family(
+            "pairmesh_log_lines_dropped_total",
+            "Log lines, those of requests included, that nobody got.",
+            ("why",),
+            counts,
+            shape=Shape.COUNTER,
+        )
+
     def _sum_up(self, ended_at: int) -> None:
         while self._seen and next(iter(self._seen.values())).since <= ended_at:
             self._close(self._seen.popitem(last=False)[1])
 
     def _close(self, window: "_Window") -> None:
-        suppressed = window.count - limits.EQUAL_LOG_LINES_PER_MIN
+        suppressed = window.count - limits.LOG_LINES_PER_MIN
         if suppressed > 0:
-            self._emit(window.severity, window.event, {**window.fields, "suppressed": suppressed})
+            fields = {name: value for name, value in window.fields.items() if not _is_number(value)}
+            self._emit(window.severity, window.event, {**fields, "suppressed": suppressed})
 
     def _emit(self, severity: Severity, event: str, fields: Mapping[str, Field]) -> None:
         at = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
         try:
-            self._write(self._render(at, severity, event, fields))
+            text = self._render(at, severity, event, fields)
+        except ValueError:
+            self._refused += 1
+        else:
+            self._put(text)
+
+    def _put(self, text: str) -> None:
+        try:
+            self._write(text)
         except (OSError, ValueError):
-            self.lost += 1
+            self._refused += 1
 
 
 class _Window:
@@ -129,14 +173,32 @@ class _Window:
         self.count = 0
 
 
-def stream_log(stream: TextIO, clock: Clock, *, least: Severity = Severity.INFO) -> Log:
-    """A log on ``stream``: for people when it is a terminal, JSON lines otherwise."""
+def _telling(fields: Mapping[str, Field]) -> Mapping[str, Field]:
+    """What makes one line another's repetition: who it is about, else all it says but numbers."""
+    about = {name: fields[name] for name in ORIGINS if isinstance(fields.get(name), str)}
+    return about or {name: value for name, value in fields.items() if not _is_number(value)}
 
-    def write(line: str) -> None:
-        stream.write(line + "\n")
-        stream.flush()
 
-    return Log(write, clock, human=stream.isatty(), least=least)
+def _is_number(value: Field) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def stream_log(
+    stream: TextIO | None, clock: Clock, *, least: Severity = Severity.INFO
+) -> tuple[Log, LineWriter]:
+    """A log on ``stream`` and what writes it: for people when it is a terminal, JSON lines otherwise. Without a stream,
+    as where a supervisor closed it, it goes nowhere: its number may be another file's by now."""
+    human = stream is not None and stream.isatty()
+    render = human_line if human else json_line
+
+    def told(lines: int) -> str:
+        at = datetime.fromtimestamp(clock.wall_ms() / 1000, UTC)
+        return render(at, Severity.WARNING, "log.dropped", {"lines": lines})
+
+    fd = os.open(os.devnull, os.O_WRONLY) if stream is None else os.dup(stream.fileno())
+    writer = LineWriter(fd, told)
+    log = Log(writer.put, clock, human=human, least=least, dropped=lambda: writer.dropped)
+    return log, writer
 
 
 def plain(value: object) -> Field:

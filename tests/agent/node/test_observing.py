@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.node.observing import WAITING_MOST, Observing
 from agent.node.recalling import Recalling
-from agent.observe.access import AccessLog, stream_access_log
+from agent.observe.access import AccessLog
 from agent.observe.instruments import RelayMetrics
 from agent.observe.metrics import Registry
 from router_core.exchange.events import Outcome, Result
@@ -38,7 +38,7 @@ class Watched:
         self.engines, self.targets = Heard(), Heard()
         self.metrics = RelayMetrics()
         self.out = io.StringIO()
-        self.access: AccessLog = stream_access_log(self.out, self.world.clock)
+        self.access = AccessLog(self.out.write, self.world.clock)
         engines: Any = self.engines
         targets: Any = self.targets
         self.observing = Observing(

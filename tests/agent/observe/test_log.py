@@ -1,8 +1,8 @@
 """Claims about log lines: one event is one line, bounded, and never quotes an exception."""
 
-import io
 import json
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.observe.capture import captured, report_crash
-from agent.observe.log import Log, Severity, stream_log
+from agent.observe.log import REMEMBERED, Log, Severity, stream_log
 from router_core import limits
 from router_core.errors import RemoteFault
 from router_core.record.state import Level
@@ -124,13 +124,13 @@ def test_equal_lines_are_written_ten_times_a_minute_and_then_summed_up(
     for _ in range(1_000):
         log.warning("flood", peer="x")
     log.warning("flood", peer="y")
-    assert len(lines) == limits.EQUAL_LOG_LINES_PER_MIN + 1
+    assert len(lines) == limits.LOG_LINES_PER_MIN + 1
     clock.ms += 60_000
     log.info("later")
     summary = parsed(lines)[-2]
     assert summary["event"] == "flood"
     assert summary["peer"] == "x"
-    assert summary["suppressed"] == 1_000 - limits.EQUAL_LOG_LINES_PER_MIN
+    assert summary["suppressed"] == 1_000 - limits.LOG_LINES_PER_MIN
     log.warning("flood", peer="x")
     assert parsed(lines)[-1]["event"] == "flood"
 
@@ -145,9 +145,39 @@ def test_the_summary_survives_the_end_of_the_process(log: Log, lines: list[str])
 def test_memory_of_equal_lines_is_bounded(clock: Hands, lines: list[str]) -> None:
     log = Log(lines.append, clock)
     for number in range(5_000):
-        log.info("distinct", number=number)
+        log.info("distinct", text=str(number))
     assert len(lines) == 5_000
-    assert len(log._seen) <= 256
+    assert len(log._seen) <= REMEMBERED
+
+
+@pytest.mark.parametrize("origin", ["origin", "peer", "node"])
+def test_what_another_node_can_make_this_one_say_is_bounded_whatever_it_varies(
+    log: Log, lines: list[str], clock: Hands, origin: str
+) -> None:
+    """The field trial's A2: records with rising numbers wrote 501 lines in 10 s."""
+    for number in range(501):
+        log.warning("mesh.equivocation", **{origin: "atlas", "seq": number, "text": str(number)})
+    log.warning("mesh.equivocation", **{origin: "bess", "seq": 1})
+    assert len(lines) == limits.LOG_LINES_PER_MIN + 1
+    clock.ms += 60_000
+    log.sum_up()
+    summary = parsed(lines)[-1]
+    assert (summary["event"], summary[origin]) == ("mesh.equivocation", "atlas")
+    assert summary["suppressed"] == 501 - limits.LOG_LINES_PER_MIN
+    assert "seq" not in summary
+
+
+def test_lines_that_differ_in_numbers_alone_are_repetitions(log: Log, lines: list[str]) -> None:
+    for number in range(100):
+        log.info("again", number=number, share=number / 3)
+    assert len(lines) == limits.LOG_LINES_PER_MIN
+
+
+def test_lines_that_say_different_things_are_all_written(log: Log, lines: list[str]) -> None:
+    for number in range(100):
+        log.error("config.refused", fault=f"fault {number}")
+        log.debug("profile.learned", endpoint="a", number=number)
+    assert len(lines) == 200
 
 
 def test_lines_below_the_threshold_are_not_written(clock: Hands, lines: list[str]) -> None:
@@ -158,13 +188,29 @@ def test_lines_below_the_threshold_are_not_written(clock: Hands, lines: list[str
 
 
 def test_a_terminal_gets_the_form_for_people(clock: Hands) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as stream:
+        log, writer = stream_log(stream, clock)
+        log.info("mesh.link_up", peer="atlas", text="two words", gone=None)
+        assert writer.close(5.0)
+        said = os.read(ours, 4_096).decode()
+    os.close(ours)
+    assert said.endswith('info    mesh.link_up peer=atlas text="two words" gone=-\r\n')
 
-    stream = Terminal()
-    stream_log(stream, clock).info("mesh.link_up", peer="atlas", text="two words", gone=None)
-    assert stream.getvalue().endswith('info    mesh.link_up peer=atlas text="two words" gone=-\n')
+
+def test_without_a_stream_nothing_is_said_and_nothing_lost(clock: Hands) -> None:
+    log, writer = stream_log(None, clock)
+    log.info("unheard")
+    assert writer.close(5.0)
+    assert log.lost == 0
+
+
+def test_lines_that_nobody_got_are_told_by_why(clock: Hands) -> None:
+    log = Log(lambda _: None, clock, dropped=lambda: {"full": 3, "unwritable": 4})
+    (family,) = log.collect()
+    assert family.name == "pairmesh_log_lines_dropped_total"
+    assert {labels: value for _, _, labels, value in family.series} == {("full",): 3, ("unwritable",): 4}
+    assert log.lost == 7
 
 
 def test_a_line_stays_json_whatever_the_number(log: Log, lines: list[str]) -> None:
