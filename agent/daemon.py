@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from agent import __version__
 from agent.assembly.node import Assembly
 from agent.effects.clock import SystemClock
+from agent.effects.descriptors import raise_limit
+from agent.effects.tasks import keep_running
 from agent.identity.own import load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
 from agent.mesh.discovery import announced_addresses
@@ -31,6 +34,7 @@ LEAVE_MS = 700
 STORE_MS = 1_500
 STALE_MS = 20_000
 GOODBYE_MS = 500
+SUM_UP_S = 10.0
 FIRST_LOOK_MS = 500
 """How long the first statement waits for the engines, so that it names their models: the next S is a second away."""
 
@@ -56,6 +60,7 @@ def run(
     debug = True if least is Severity.DEBUG else None
     with captured(log, least):
         try:
+            raise_limit()
             folders.prepare()
             own = load_identity(folders.state, read_machine_id(), keep=keep_identity, new=new_identity)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop, debug=debug) as runner:
@@ -111,19 +116,22 @@ class Daemon:
         node.host.speaking.speak()
         for listener in node.relay.listeners:
             listener.start()
-        loops = {
-            "mesh": node.mesh.driver.run(),
-            "sampler": node.host.sampler.run(),
-            "profiles": node.placement.learning.run(),
-            "config": node.reloading.run(),
-            "ingress tick": node.relay.ingress_roll.run(),
-            "residency": node.host.residency.run(),
-            "discovery": node.mesh.discovery.run(partial(announced_addresses, settings.mesh.listen)),
-            "addresses": self._follow_addresses(),
-            "review": review_on_change(node.placement.board, node.relay.wiring),
-            "silence": watch_silence(node.relay.wiring, node.placement.suspects),
-            "watchdog": keep_watchdog(notifier, self._parts(), self._stale),
-        } | {f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.relay.acceptors.items()}
+        vital = {"mesh": node.mesh.driver.run(), "sampler": node.host.sampler.run()} | {
+            f"api {at}": acceptor.run(node.tasks) for at, acceptor in node.relay.acceptors.items()
+        }
+        optional: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "profiles": node.placement.learning.run,
+            "config": node.reloading.run,
+            "ingress tick": node.relay.ingress_roll.run,
+            "residency": node.host.residency.run,
+            "discovery": lambda: node.mesh.discovery.run(partial(announced_addresses, settings.mesh.listen)),
+            "addresses": self._follow_addresses,
+            "review": lambda: review_on_change(node.placement.board, node.relay.wiring),
+            "silence": lambda: watch_silence(node.relay.wiring, node.placement.suspects),
+            "watchdog": lambda: keep_watchdog(notifier, self._parts(), self._stale),
+            "log": self._sum_up_log,
+        }
+        loops = vital | {name: keep_running(name, loop, node.part_failed) for name, loop in optional.items()}
         ending = asyncio.create_task(signals.stop.wait(), name="stop")
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         begun = asyncio.create_task(node.mesh.driver.begun.wait(), name="begun")
@@ -156,6 +164,11 @@ class Daemon:
         while True:
             await asyncio.sleep(10.0)
             self._node.addresses = await asyncio.to_thread(self._node.ports.told)
+
+    async def _sum_up_log(self) -> None:
+        while True:
+            await asyncio.sleep(SUM_UP_S)
+            self._node.log.sum_up()
 
     def _parts(self) -> dict[str, Callable[[], bool]]:
         """What has to make progress for this process to be left alive."""

@@ -6,6 +6,7 @@ files, ``Id16`` its first half and the key on the wire, ``Id8`` a short mark whe
 
 import base64
 import re
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Final, NewType
 
@@ -19,7 +20,10 @@ MeshId = NewType("MeshId", bytes)
 
 _NODE_ID = re.compile(r"[a-z2-7]{51}[aq]")
 _NODE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_MARK = re.compile(r"[a-z2-7]{4,52}")
 SHORTEST_PREFIX = 8
+SHORTEST_MARK: Final = 4
+"""Of an id, so many characters at least tell nodes of one name apart."""
 
 SPKI_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")
 """DER of a SubjectPublicKeyInfo up to the 32 bytes of an Ed25519 key (RFC 8410)."""
@@ -65,6 +69,38 @@ def short_id(node_id: NodeId) -> str:
 def parse_node_name(text: str) -> NodeName | None:
     """``text`` as a node name (``[a-z0-9][a-z0-9-]{0,31}``), or None."""
     return NodeName(text) if _NODE_NAME.fullmatch(text) else None
+
+
+def parse_marked_name(text: str) -> tuple[NodeName, str] | None:
+    """``name`` or ``name~xxxx``: the name and the mark, which is empty if none is told; None if it is neither."""
+    plain, tilde, mark = text.partition("~")
+    name = parse_node_name(plain)
+    if name is None or (tilde and not _MARK.fullmatch(mark)):
+        return None
+    return name, mark
+
+
+def labels_of(names: Mapping[NodeId, NodeName]) -> dict[NodeId, str]:
+    """What each node is called where it must not be mistaken for another: its name, with as many first characters of
+    its id behind it as it takes if others share the name."""
+    sharers: dict[NodeName, list[NodeId]] = {}
+    for node_id, name in names.items():
+        sharers.setdefault(name, []).append(node_id)
+    labels: dict[NodeId, str] = {}
+    for name, ids in sharers.items():
+        length = _telling_length(ids)
+        labels |= {each: f"{name}~{each[:length]}" if length else name for each in ids}
+    return labels
+
+
+def _telling_length(ids: Sequence[NodeId]) -> int:
+    """How many first characters tell ``ids`` apart; 0 if there is but one."""
+    if len(ids) == 1:
+        return 0
+    length = SHORTEST_MARK
+    while len({each[:length] for each in ids}) < len(ids):
+        length += 1
+    return length
 
 
 def matches_prefix(node_id: NodeId, prefix: str) -> bool:

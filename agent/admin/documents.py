@@ -74,7 +74,7 @@ class EngineDoc(Struct, frozen=True, kw_only=True):
 class MemberDoc(Struct, frozen=True, kw_only=True):
     """One node. ``in_flight`` sums the engines' running (else ours); ``gen_tps`` is the fastest learned
     single-stream speed of what is resident; ``age_ms`` is the age of its newest state here; ``shun``: it gets no
-    requests, whatever it says."""
+    requests, whatever it says. ``label`` is the name, marked by the first characters of the id where others have it too."""
 
     name: str
     id: str
@@ -95,6 +95,12 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     work_s: float | None
     gen_tps: float | None
     shun: ShunDoc | None = None
+    label: str = ""
+
+    @property
+    def called(self) -> str:
+        """How to tell it from all others."""
+        return self.label or self.name
 
 
 class PolicyDoc(Struct, frozen=True, kw_only=True):
@@ -143,7 +149,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
     cannot be told, so that nobody is offered them, ``untold_models`` how many more this node has than it can tell;
     ``troubles``: by endpoint, in a word why it takes no requests.
-    ``residency`` is None where models are not moved."""
+    ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
+    nobody got."""
 
     name: str
     id: str
@@ -162,6 +169,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     untold_models: int = 0
     troubles: dict[str, str] = {}
     residency: ResidencyDoc | None = None
+    label: str = ""
+    log_lines_lost: int = 0
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):
@@ -191,7 +200,7 @@ def members_of(
     """One document per node of the view and per roster member not in it; own node first, then by name."""
     docs = [member_doc(node, links.get(node.id16), now, shuns.get(node.id16)) for node in view.nodes.values()]
     unseen = [m for m in roster if m.id16 not in view.nodes and m.id16 != view.me]
-    docs += [_unseen_doc(member, links.get(member.id16)) for member in unseen]
+    docs += [_unseen_doc(m, view.labels.get(m.node_id, m.name), links.get(m.id16)) for m in unseen]
     return tuple(sorted(docs, key=lambda doc: (not doc.me, doc.name, doc.id)))
 
 
@@ -221,6 +230,7 @@ def member_doc(node: NodeView, link: LinkDoc | None, now: int, shun: ShunDoc | N
         work_s=_total(works),
         gen_tps=_fastest(static, volatile),
         shun=shun,
+        label=node.label,
     )
 
 
@@ -233,6 +243,7 @@ def view_doc(view: ClusterView, now: int) -> dict[str, Any]:
             {
                 "id": node.node_id,
                 "name": node.name,
+                "label": node.label,
                 "liveness": node.liveness.value,
                 "routable": node.routable,
                 "quarantined": node.quarantined,
@@ -263,7 +274,7 @@ def names_of(kind: type[Role] | type[Flag], bits: int) -> tuple[str, ...]:
     return tuple(str(flag.name).lower() for flag in kind if bits & flag)
 
 
-def _unseen_doc(member: Member, link: LinkDoc | None) -> MemberDoc:
+def _unseen_doc(member: Member, label: str, link: LinkDoc | None) -> MemberDoc:
     return MemberDoc(
         name=member.name,
         id=member.node_id,
@@ -283,6 +294,7 @@ def _unseen_doc(member: Member, link: LinkDoc | None) -> MemberDoc:
         in_flight=None,
         work_s=None,
         gen_tps=None,
+        label=label,
     )
 
 

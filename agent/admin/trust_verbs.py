@@ -34,7 +34,7 @@ _ADD_REFUSALS: Final = {
 }
 _REMOVE_REFUSALS: Final = {
     RemoveCode.NOT_A_MEMBER: "no member goes by that: give its id, 8 characters of it or more, or its name as @NAME",
-    RemoveCode.AMBIGUOUS: "more than one member goes by that: give more of the id",
+    RemoveCode.AMBIGUOUS: "more than one node goes by that: give more of the id, or @NAME~XXXX as 'pairmesh status' does",
 }
 _ROLES: Final = {str(role.name).lower(): role for role in Role}
 
@@ -65,9 +65,9 @@ class AddArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RemoveArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``ref``: a node id, a prefix of at least 8 characters, or ``@name``."""
+    """``ref``: a node id, a prefix of at least 8 characters, ``@name`` or ``@name~xxxx``."""
 
-    ref: Annotated[str, Meta(min_length=1, max_length=64)]
+    ref: Annotated[str, Meta(min_length=1, max_length=96)]
 
 
 class NoArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from agent.observe.instruments import Alarms
 from agent.settings.load import MeshSettings
 from agent.store.marks import Marks
 from agent.store.members import PeerFiles, RosterFiles
-from router_core.ids import Id16, NodeId
+from router_core.ids import Id16, NodeId, short_id
 from router_core.mesh.machine import Mesh
 from router_core.mesh.publish import Me
 from router_core.policy.mesh import MeshPolicy
@@ -90,7 +90,7 @@ class MeshRooms:
             shelf.load(membership.mesh_id, tuple(membership.members.values())),
             clock.boot_ms(),
         )
-        self.alarms = Alarms(ground.log, "mesh")
+        self.alarms = Alarms(ground.log, "mesh", self._called)
         self.rules = AddressRules(
             allow=settings.allow_networks, own=frozenset(own_addresses(settings.listen))
         )
@@ -107,6 +107,12 @@ class MeshRooms:
         self.discovery = Discovery(
             own.node_id, link_port, sighted=self.driver.sighted, clock=clock, failed=ground.failed
         )
+
+    def _called(self, id16: str) -> tuple[str, str] | None:
+        """How people know the node whose id begins with the bytes ``id16`` (hex): its name and short id."""
+        view = self._board.current
+        member = view.members.get(Id16(bytes.fromhex(id16)))
+        return None if member is None else (view.labels[member.node_id], short_id(member.node_id))
 
     def addresses(self) -> frozenset[IpAddress]:
         """Every address that nodes of the mesh tell, and all of this host."""

@@ -21,13 +21,14 @@ from agent.identity.own import OwnIdentity
 from agent.node.dry_run import DryRuns
 from agent.node.endpoints import OwnEndpoints, keyed
 from agent.node.measuring import LiveFigures
+from agent.node.member_log import MemberLog
 from agent.node.picture import NodePicture
 from agent.node.recalling import Recalling
 from agent.node.reloading import ENDPOINTS, Reloading, manifest_faults
 from agent.node.trace import Trace
 from agent.observe.capture import report_crash
 from agent.observe.journal import Journal
-from agent.observe.log import Log
+from agent.observe.log import Log, class_name
 from agent.observe.metrics import Registry
 from agent.observe.view_metrics import ViewMetrics
 from agent.relay.ports import Phase
@@ -42,6 +43,8 @@ from router_core.record.membership import ViewChange
 from router_core.record.state import Address, Static, Volatile
 
 OWN_DUE_MS = 2_000
+PART_FAULT_MS = 120_000
+"""So long a part that failed is told of; one that goes on failing is begun anew at least once a minute."""
 
 
 class Assembly:
@@ -69,6 +72,7 @@ class Assembly:
         self.residency_policy = ResidencyPolicy()
         self.phase = Phase.STARTING
         self.faults: list[str] = []
+        self._failed_parts: dict[str, tuple[int, str]] = {}
         self.addresses: tuple[Address, ...] = ()
         self.reload = asyncio.Event()
         """Set to have the config folder read again."""
@@ -86,6 +90,7 @@ class Assembly:
             )
             self.log.warning("roster_quarantined", node=node_id)
         self._build_placement()
+        self.member_log = MemberLog(lambda: self.placement.board.current, self.log)
         self.mesh = MeshRooms(
             self.ground, self.trust, self.placement.board, link_port=self.ports.link_port, heard=self._heard
         )
@@ -177,11 +182,12 @@ class Assembly:
                     mesh=lambda: self.mesh.machine.picture(clock.boot_ms()),
                     dial_faults=lambda: self.mesh.driver.dial_faults,
                     addresses=self.ports.shown,
-                    faults=lambda: (*self.faults, *self.reloading.faults),
+                    faults=self._faults,
                     policy=lambda: placement.fleet().policy,
                     drains=host.drains.docs,
                     endpoints=host.engines.endpoints,
                     residency=host.residency.standings,
+                    log_lines_lost=lambda: self.log.lost,
                     clock=clock,
                 ),
                 decisions=Recalling(placement.placing, self.journal, relay.observing.settle),
@@ -202,10 +208,26 @@ class Assembly:
     def _fault(self, text: str) -> None:
         self.faults.append(text)
 
+    def part_failed(self, name: str, exc: BaseException) -> None:
+        """A part that others can do without failed and is begun anew."""
+        self._failed_parts[name] = (self.clock.boot_ms(), class_name(exc))
+        report_crash(self.log, "part.failed", exc, part=name)
+
+    def _faults(self) -> tuple[str, ...]:
+        """What the operator must see."""
+        since_ms = self.clock.boot_ms() - PART_FAULT_MS
+        broken = [
+            f"{name} fails and is begun anew each time: {why}, see part.failed in the log"
+            for name, (at_ms, why) in self._failed_parts.items()
+            if at_ms >= since_ms
+        ]
+        return (*self.faults, *broken, *self.reloading.faults)
+
     def _heard(self, changes: Sequence[ViewChange]) -> None:
         if self.trace is not None:
             self.trace.records(changes)
         self.placement.viewing.heard(changes)
+        self.member_log.heard(changes)
         self.placement.holding.news()
 
     def _said(self, static: Static, volatile: Volatile) -> None:

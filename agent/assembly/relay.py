@@ -104,6 +104,10 @@ class RelayRooms:
             holding=placement.holding,
             first_bytes=EngineWaits(engines),
         )
+        self._log = ground.log
+        self.refused = Counter(
+            "pairmesh_connections_refused_total", "Connections refused, or left waiting.", ("port", "why")
+        )
         self.buffered = Buffered()
         dates = Dates()
         self.api_roll, self.ingress_roll = Roll(clock), Roll(clock)
@@ -121,7 +125,9 @@ class RelayRooms:
             )
             self._api_fronts.append(front)
             make = partial(ServerConnection, front, clock, dates, self.buffered)
-            self.acceptors[shown(sock)] = Acceptor(sock, make, self.api_roll)
+            self.acceptors[shown(sock)] = Acceptor(
+                sock, make, self.api_roll, exhausted=partial(self._out_of_descriptors, "api")
+            )
         ingress = IngressFront(
             wiring=self.wiring,
             admission=Gate(
@@ -131,9 +137,6 @@ class RelayRooms:
             endpoint_key=self._endpoint_key,
             policy=placement.exchange_policy,
             roll=self.ingress_roll,
-        )
-        self.refused = Counter(
-            "pairmesh_connections_refused_total", "Connections refused on peers' ports.", ("port", "why")
         )
         self.link_server = Door(lambda: membership.by_der, mesh.driver.serve).server()
         self.listeners = [
@@ -171,4 +174,11 @@ class RelayRooms:
         return f"{self._node_id}/{name}"
 
     def _refuse(self, port: Port, why: Refusal) -> None:
-        self.refused.inc(port.value, why.value)
+        if why is Refusal.DESCRIPTORS:
+            self._out_of_descriptors(port.value)
+        else:
+            self.refused.inc(port.value, why.value)
+
+    def _out_of_descriptors(self, port: str) -> None:
+        self.refused.inc(port, Refusal.DESCRIPTORS.value)
+        self._log.warning("accept.paused", port=port, why="no descriptor is left: raise LimitNOFILE")

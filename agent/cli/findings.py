@@ -4,6 +4,7 @@ A finding says what is and, if it is not as it should be, what to do about it.
 """
 
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -45,6 +46,12 @@ _FIT_NAMES: Final = (
     "A-Z a-z 0-9 . _ : / @ + -, starting with a letter or digit"
 )
 
+
+_SHARED_NAME: Final = (
+    "@name in a hint means all of them; to rename one, set name in its pairmesh.toml, restart it, export its member file "
+    "again and add it on the others"
+)
+_LOG_LOST: Final = "whoever reads its standard error stands still or is gone, or the disk is full (pairmesh_log_lines_dropped_total)"
 
 _TROUBLES: Final = {
     "unreachable": "does not answer at its url: is it running, and is that its port?",
@@ -154,6 +161,9 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
     own = next((member for member in status.members if member.me), None)
     yield good("daemon", f"{status.own.name} runs, version {status.own.version}, pid {status.own.pid}")
     yield from (bad("daemon", fault) for fault in status.own.faults)
+    if status.own.log_lines_lost:
+        lost = count(status.own.log_lines_lost, "log line")
+        yield odd("daemon", f"{lost} lost since it started: {_LOG_LOST}")
     if own is None:
         yield odd("daemon", "it has not published its own state yet")
         return
@@ -196,6 +206,10 @@ def members(status: StatusDoc) -> Iterator[Finding]:
         yield odd("members", "no other member: this node serves alone")
         return
     yield from (_member(member) for member in others)
+    names = Counter(member.name for member in status.members)
+    for name in sorted(name for name, sharers in names.items() if sharers > 1):
+        called = ", ".join(sorted(f"@{member.called}" for member in status.members if member.name == name))
+        yield odd("members", f"{names[name]} are called {name}, {called} in full: {_SHARED_NAME}")
     everybody = [member for member in status.members if "introducer" in member.roles]
     if len(everybody) < 2:
         yield odd(
@@ -206,19 +220,19 @@ def members(status: StatusDoc) -> Iterator[Finding]:
 def _member(member: MemberDoc) -> Finding:
     fault = None if member.link is None else _LINK_FAULTS.get(member.link.fault or "")
     if fault is not None:
-        said = f"{member.name} {fault}"
+        said = f"{member.called} {fault}"
         return (
             odd("members", f"{said} (its state comes through others)")
             if member.routable
             else bad("members", said)
         )
     if member.routable:
-        return good("members", f"{member.name} is {member.liveness}")
+        return good("members", f"{member.called} is {member.liveness}")
     if member.shun is not None:
         shunned = _SHUNS.get(member.shun.why, member.shun.why)
         ends = (
             f"until it has not done so for a while, {duration(member.shun.left_ms)} from now at the earliest"
         )
-        return bad("members", f"{member.name} {shunned}: it gets no requests {ends}")
+        return bad("members", f"{member.called} {shunned}: it gets no requests {ends}")
     why = next((said for flag, said in _ROUTING_FLAGS.items() if flag in member.flags), None)
-    return odd("members", f"{member.name} {why or f'is {member.liveness} and gets no requests'}")
+    return odd("members", f"{member.called} {why or f'is {member.liveness} and gets no requests'}")

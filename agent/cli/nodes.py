@@ -19,7 +19,7 @@ def status_text(status: StatusDoc) -> str:
     own = status.own
     listening = ", ".join(f"{what} {where}" for what, where in own.addresses.items())
     lines = [
-        f"{own.name} ({short_id(NodeId(own.id))}), pairmesh {own.version}, up {duration(own.uptime_ms)}, "
+        f"{own.label or own.name} ({short_id(NodeId(own.id))}), pairmesh {own.version}, up {duration(own.uptime_ms)}, "
         f"mesh {own.mesh}",
         f"listening: {listening or UNKNOWN}",
         f"policy: {UNKNOWN if own.policy is None else f'{own.policy.preset} ({own.policy.hash})'}",
@@ -84,7 +84,7 @@ def nodes_table(members: Sequence[MemberDoc], troubles: Mapping[str, str] = {}) 
 
 def _row(member: MemberDoc, troubles: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"{member.name}{'*' if member.me else ''}",
+        f"{member.called}{'*' if member.me else ''}",
         state_of(member),
         UNKNOWN if member.age_ms is None else seconds(member.age_ms / 1_000),
         member.level or UNKNOWN,

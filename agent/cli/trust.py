@@ -49,7 +49,7 @@ def declare(parser: ArgumentParser) -> None:
     )
     added.set_defaults(act=_add)
     removed = acts.add_parser("remove", help="remove a member on this node and cut its connections")
-    removed.add_argument("ref", metavar="ID", help="its id, at least 8 characters of it, or @NAME")
+    removed.add_argument("ref", metavar="ID", help="its id, at least 8 characters of it, @NAME or @NAME~XXXX")
     removed.set_defaults(act=_remove)
     for verb in (listed, exported, added, removed):
         verb.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")

@@ -39,3 +39,27 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def keep_running(
+    name: str,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    failed: Failed,
+    *,
+    pause_s: float = 1.0,
+    pause_most_s: float = 60.0,
+) -> None:
+    """Run a part that others can do without, anew each time it fails, after a pause that doubles while it goes on failing.
+    Ends only by being cancelled."""
+    loop = asyncio.get_running_loop()
+    wait_s = pause_s
+    while True:
+        began = loop.time()
+        try:
+            await run()
+        except Exception as exc:
+            failed(name, exc)
+        if loop.time() - began > pause_most_s:
+            wait_s = pause_s
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, pause_most_s)

@@ -9,12 +9,12 @@ that a removal can abort it.
 
 import asyncio
 import contextlib
-import errno
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from agent.effects.descriptors import NOT_LISTENING, OUT_OF_DESCRIPTORS
 from agent.effects.tasks import Tasks
 from agent.effects.turns import Turns
 from agent.identity.admittance import Admittance, Refusal, Refused
@@ -27,8 +27,6 @@ from router_core.record.membership import Member
 BACKLOG: Final = 128
 SHUTDOWN_S: Final = 2.0
 _PAUSE_S = limits.ACCEPT_PAUSE / 1000
-_NOT_LISTENING = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
-_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _Option = tuple[int, str, int]
 _TCP = socket.IPPROTO_TCP
@@ -143,9 +141,9 @@ class Listener:
                 sock, address = await loop.sock_accept(listening)
             except OSError as fault:
                 # Anything else is one connection that was gone before it was taken (accept(2)).
-                if fault.errno in _NOT_LISTENING:
+                if fault.errno in NOT_LISTENING:
                     raise
-                if fault.errno in _OUT_OF_DESCRIPTORS:
+                if fault.errno in OUT_OF_DESCRIPTORS:
                     self._refused(self._port, Refusal.DESCRIPTORS)
                     await asyncio.sleep(self._pause_s)
                 continue

@@ -32,6 +32,7 @@ from router_core.ids import (
     matches_prefix,
     mesh8_of,
     node_id_of,
+    parse_marked_name,
     parse_node_id,
 )
 from router_core.record.membership import Member
@@ -163,9 +164,10 @@ class Membership:
         self._address_subscribers.append(on_addresses)
 
     def find(self, ref: str) -> list[Member]:
-        """The members that ``ref`` names: a node id, a prefix of at least 8 characters, or ``@name``."""
+        """The members that ``ref`` names: a node id, a prefix of at least 8 characters, ``@name`` or ``@name~xxxx``."""
         if ref.startswith("@"):
-            return [member for member in self.members.values() if member.name == ref[1:]]
+            name, mark = parse_marked_name(ref[1:]) or (None, "")
+            return [m for m in self.members.values() if m.name == name and m.node_id.startswith(mark)]
         return [member for member in self.members.values() if matches_prefix(member.node_id, ref)]
 
     async def load(self) -> None:
@@ -210,7 +212,7 @@ class Membership:
         """Remove the one member that ``ref`` names, on this node, and cut its connections."""
         async with self._changing:
             found = self.find(ref)
-            if len(found) != 1:
+            if len(found) != 1 or ref == f"@{self.name}":
                 return Removed(code=RemoveCode.AMBIGUOUS if found else RemoveCode.NOT_A_MEMBER)
             member = found[0]
             removal = remove(

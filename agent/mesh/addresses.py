@@ -129,7 +129,9 @@ class AddressBook:
 
 
 def _means(hint: PeerHint, member: Member) -> bool:
-    return hint.ref == (member.name if hint.named else member.node_id)
+    if not hint.named:
+        return hint.ref == member.node_id
+    return hint.ref == member.name and member.node_id.startswith(hint.mark)
 
 
 def _endpoints(addrs: Iterable[Address]) -> list[Endpoint]:

@@ -28,7 +28,7 @@ def routed(
         decision.id,
         choice.endpoint,
         None if choice.is_self else choice.node_id,
-        f"@{choice.node_name}/{choice.endpoint_name}",
+        choice.label,
         choice.endpoint_name,
         choice.model,
         decision.reason.value,

@@ -9,7 +9,10 @@ from router_core.placement.fleet import Fleet
 from router_core.placement.hold import Hold
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import RequestClass
+from router_core.placement.rows import Row
 
+_ENDPOINT = ("endpoint", "node", "name")
+"""Nodes may share a name; the series of an endpoint is that of its node's id."""
 _CODES = {BreakerState.CLOSED: 0, BreakerState.OPEN: 1, BreakerState.HALF_OPEN: 2}
 
 
@@ -37,8 +40,7 @@ class LiveFigures:
 
     def collect(self) -> Iterable[Family]:
         now, fleet = self._now(), self._fleet()
-        labels = {row.key: row.label for row in fleet.rows}
-        own = {row.label: row.endpoint for row in fleet.rows if row.is_self}
+        rows = {row.key: row for row in fleet.rows}
         yield gauge_family(
             "pairmesh_policy_info",
             "The placement policy in force.",
@@ -48,14 +50,18 @@ class LiveFigures:
         yield gauge_family(
             "pairmesh_in_flight",
             "Requests under way at this node's endpoints, whoever sent them.",
-            ("endpoint",),
-            {(label,): self._ledger.local.in_flight(name) for label, name in own.items()},
+            _ENDPOINT,
+            {
+                _labels(row): self._ledger.local.in_flight(row.endpoint)
+                for row in rows.values()
+                if row.is_self
+            },
         )
         yield gauge_family(
             "pairmesh_breaker_state",
             "0 closed, 1 open, 2 half open, by endpoint.",
-            ("endpoint",),
-            {(label,): _CODES[self._breakers.state(key, now)] for key, label in labels.items()},
+            _ENDPOINT,
+            {_labels(row): _CODES[self._breakers.state(key, now)] for key, row in rows.items()},
         )
         yield gauge_family(
             "pairmesh_queue_depth",
@@ -72,3 +78,7 @@ class LiveFigures:
         yield gauge_family(
             "pairmesh_relay_buffered_bytes", "Bytes of bodies held now.", (), {(): self._held_bytes()}
         )
+
+
+def _labels(row: Row) -> tuple[str, str, str]:
+    return row.endpoint, row.node_id, row.node_name

@@ -47,6 +47,7 @@ class NodePicture:
         drains: Callable[[], tuple[DrainDoc, ...]],
         endpoints: Callable[[], Mapping[str, EndpointStatus]],
         residency: Callable[[], Standings | None],
+        log_lines_lost: Callable[[], int],
         clock: Clock,
     ) -> None:
         self._membership = membership
@@ -59,6 +60,7 @@ class NodePicture:
         self._drains = drains
         self._endpoints = endpoints
         self._residency = residency
+        self._log_lines_lost = log_lines_lost
         self._clock = clock
         self._began_ms = clock.boot_ms()
 
@@ -96,6 +98,8 @@ class NodePicture:
                     if status.reason is not None
                 },
                 residency=_residency_doc(self._residency()),
+                label=self._board.current.labels[membership.own.node_id],
+                log_lines_lost=self._log_lines_lost(),
             ),
             members=members_of(
                 self._board.current,

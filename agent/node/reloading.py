@@ -75,8 +75,9 @@ class Reloading:
         settling = Settling()
         while True:
             asked = self._now.is_set()
-            self._now.clear()
             look = await asyncio.to_thread(look_at, self._folder, self._secrets)
+            if asked:
+                self._now.clear()
             if settling.is_due(look, asked=asked):
                 await self._read()
                 if asked or settling.read is not None:

@@ -5,10 +5,10 @@ ours, endpoints and models excepted, which the cap of ``metrics`` bounds.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from agent.observe.log import Log
+from agent.observe.log import ORIGINS, Log
 from agent.observe.metrics import Counter, Family, Histogram
 from router_core.placement.decision import Decision
 from router_core.placement.reasons import Action, Reason
@@ -158,17 +158,27 @@ class LoadMetrics:
 
 
 class Alarms:
-    """Turns what a machine wants told into one log line and one count."""
+    """Turns what a machine wants told into one log line and one count. ``called`` tells of a node, given
+    as it stands in the machine's fields, its name and its short id, None if it is nobody people know."""
 
-    def __init__(self, log: Log, room: str) -> None:
+    def __init__(
+        self, log: Log, room: str, called: Callable[[str], tuple[str, str] | None] = lambda _: None
+    ) -> None:
         self._log = log
         self._room = room
+        self._called = called
         self._count = Counter(f"pairmesh_{room}_alarms_total", f"Alarms of {room}.", ("code",))
 
     def notify(self, code: str, fields: Mapping[str, object]) -> None:
         """``code`` is from a closed set of the machine's."""
         self._count.inc(code)
-        self._log.warning(f"{self._room}.{code}", **fields)
+        told = dict(fields)
+        for field in ORIGINS:
+            id16 = fields.get(field)
+            known = self._called(id16) if isinstance(id16, str) else None
+            if known is not None:
+                told[field], told[f"{field}_id"] = known
+        self._log.warning(f"{self._room}.{code}", **told)
 
     def collect(self) -> Iterable[Family]:
         return self._count.collect()

@@ -32,8 +32,8 @@ class ViewMetrics:
         yield gauge_family(
             "pairmesh_mesh_record_age_seconds",
             "Age of the newest state held of a member.",
-            ("node",),
-            {(n.name,): None if n.volatile is None else n.age_ms(now) / 1_000 for n in others},
+            ("node", "name"),
+            {(n.node_id, n.name): None if n.volatile is None else n.age_ms(now) / 1_000 for n in others},
         )
         levels: dict[Labels, Number | None] = {}
         scores: dict[Labels, Number | None] = {}

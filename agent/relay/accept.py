@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from agent.effects.clock import Clock
+from agent.effects.descriptors import NOT_LISTENING, OUT_OF_DESCRIPTORS
 from agent.effects.tasks import Tasks
 from agent.effects.turns import Turns
 from agent.relay.front import Client
@@ -67,7 +68,8 @@ class Roll:
 
 
 class Acceptor:
-    """Accepts on ``sock`` (bound; made listening here), at most ``most`` connections at a time."""
+    """Accepts on ``sock`` (bound; made listening here), at most ``most`` connections at a time. ``exhausted`` hears each
+    time that accepting pauses because nothing more can be opened."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class Acceptor:
         roll: Roll,
         *,
         most: int = limits.API_CONNECTIONS,
+        exhausted: Callable[[], None] = lambda: None,
     ) -> None:
         sock.setblocking(False)
         sock.listen(_BACKLOG)
@@ -83,6 +86,7 @@ class Acceptor:
         self._make = make
         self._roll = roll
         self._most = most
+        self._exhausted = exhausted
         self._turns = Turns(sock)
 
     @property
@@ -106,8 +110,14 @@ class Acceptor:
                 self._turns.turn()
                 try:
                     sock, _ = await loop.sock_accept(self._sock)
-                except OSError:
-                    await asyncio.sleep(limits.ACCEPT_PAUSE / 1000)
+                except OSError as fault:
+                    # Anything else is one connection that was gone before it was taken (accept(2)).
+                    if fault.errno in NOT_LISTENING:
+                        raise
+                    if fault.errno in OUT_OF_DESCRIPTORS:
+                        self._exhausted()
+                        self._turns.hold()
+                        await asyncio.sleep(limits.ACCEPT_PAUSE / 1000)
                     continue
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

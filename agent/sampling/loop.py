@@ -190,7 +190,10 @@ class Sampler:
         grid = self._clock.boot_ms()
         try:
             while True:
-                await self._tick()
+                try:
+                    await self._tick()
+                except Exception as fault:
+                    self._ports.on_failed(fault)
                 now = self._clock.boot_ms()
                 grid = next_tick(grid, self._period_ms, now)
                 await asyncio.sleep((grid - now) / 1_000)

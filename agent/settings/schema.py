@@ -88,7 +88,7 @@ KEYS: tuple[Key, ...] = (
     _listen("mesh.listen", ":7433", "links between nodes"),
     Key(
         path="mesh.peers",
-        takes='list of "NODE-ID=IP[:PORT]" or "@NAME=IP[:PORT]"',
+        takes='list of "NODE-ID=IP[:PORT]", "@NAME=IP[:PORT]" or "@NAME~XXXX=IP[:PORT]"',
         parse=values.peers,
         default=[],
         meaning="where to dial members that discovery does not find; a hint, never trust",

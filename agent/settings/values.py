@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final, Protocol
 
-from router_core.ids import NodeId, NodeName, parse_node_id, parse_node_name
+from router_core.ids import NodeId, NodeName, parse_marked_name, parse_node_id, parse_node_name
 
 LISTEN: Final = '"IP:PORT", "[IPV6]:PORT" or ":PORT" (all addresses)'
 LOOPBACK_LISTEN: Final = '"127.X.X.X:PORT" or "[::1]:PORT"'
@@ -74,10 +74,12 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerHint:
-    """One entry of ``mesh.peers``: a node id, or a name (``named``), and where to dial it."""
+    """One entry of ``mesh.peers``: a node id, or a name (``named``) with what its id begins with if that is told, and
+    where to dial it."""
 
     ref: NodeId | NodeName
     named: bool
+    mark: str = ""
     ip: IPv4Address | IPv6Address
     port: int
 
@@ -271,11 +273,11 @@ def peers(written: object, refuse: Refuse) -> tuple[PeerHint, ...]:
 def _peer(item: str) -> PeerHint | None:
     ref, equals, place = item.partition("=")
     named = ref.startswith("@")
-    who = parse_node_name(ref[1:]) if named else parse_node_id(ref)
+    who, mark = (parse_marked_name(ref[1:]) or (None, "")) if named else (parse_node_id(ref), "")
     ip, port = _ip(place), MESH_PORT
     if ip is None:
         host, _, digits = place.rpartition(":")
         ip, port = _ip(host), _port(digits) or 0
     if not equals or who is None or ip is None or not port:
         return None
-    return PeerHint(ref=who, named=named, ip=ip, port=port)
+    return PeerHint(ref=who, named=named, mark=mark, ip=ip, port=port)

@@ -136,6 +136,7 @@ def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -
         row.node,
         row.node_id,
         row.node_name,
+        row.label,
         endpoint_name=row.endpoint,
         engine=row.engine,
         model=row.model,

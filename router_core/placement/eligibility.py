@@ -201,7 +201,9 @@ def matches(ref: NodeRef, row: Row) -> bool:
     """True if ``ref`` means the node of ``row``, and its endpoint if it names one."""
     if ref.endpoint is not None and ref.endpoint != row.endpoint:
         return False
-    return row.node_id == ref.node_id if ref.node_id is not None else row.node_name == ref.name
+    if ref.node_id is not None:
+        return row.node_id == ref.node_id
+    return row.node_name == ref.name and row.node_id.startswith(ref.mark)
 
 
 def detail_of(row: Row, need: Need, reason: Reason) -> str | None:

@@ -159,7 +159,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
         """True if a node, and the endpoint if one is named, of this reference is in the snapshot."""
         names = self.index.node_names
         if ref.name is not None:
-            ids = names.get(ref.name, frozenset())
+            ids = frozenset(each for each in names.get(ref.name, ()) if each.startswith(ref.mark))
         else:
             ids = frozenset(
                 node_id for known in names.values() for node_id in known if node_id == ref.node_id
@@ -253,6 +253,7 @@ def _offers_as(old: NodeView, new: NodeView) -> bool:
         old.static is new.static
         and (old.volatile is None) is (new.volatile is None)
         and old.name == new.name
+        and old.label == new.label
         and old.node_id == new.node_id
     )
 

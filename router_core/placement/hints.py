@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from router_core import limits
-from router_core.ids import parse_node_id, parse_node_name
+from router_core.ids import parse_marked_name, parse_node_id
 from router_core.placement.reasons import HintOutcome
 from router_core.placement.request import NO_HINTS, HintNote, Hints, Locality, Match, NodeRef, RequestClass
 from router_core.record.spelling import CAPABILITIES
@@ -205,13 +205,15 @@ def _clamp(fields: dict[str, Any], grants: Grants, notes: list[HintNote]) -> Non
 
 
 def parse_ref(text: str) -> NodeRef | None:
-    """A node reference, ``<node_id>`` or ``@name``, either with ``/endpoint``; None if it is neither."""
+    """A node reference, ``<node_id>``, ``@name`` or ``@name~xxxx``, each with ``/endpoint``; None if it is none."""
     who, slash, endpoint = text.partition("/")
     if slash and not _ENDPOINT.fullmatch(endpoint):
         return None
     if who.startswith("@"):
-        name = parse_node_name(who[1:])
-        return None if name is None else NodeRef(text=text, name=name, endpoint=endpoint or None)
+        named = parse_marked_name(who[1:])
+        if named is None:
+            return None
+        return NodeRef(text=text, name=named[0], mark=named[1], endpoint=endpoint or None)
     node_id = parse_node_id(who)
     return None if node_id is None else NodeRef(text=text, node_id=node_id, endpoint=endpoint or None)
 

@@ -213,7 +213,7 @@ class DecisionRecord(Struct, frozen=True, gc=False):
 
 
 class Choice(Struct, frozen=True, gc=False):
-    """The row that serves: where it is, how it is called there, and what is expected of it.
+    """The row that serves: where it is, how it is called there and by people, and what is expected of it.
 
     ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``max_wait_ms`` is
     how long its ingress may let the request wait; after a refusal, or where no other row is left, all the time there is.
@@ -225,6 +225,7 @@ class Choice(Struct, frozen=True, gc=False):
     node: Id16
     node_id: NodeId
     node_name: NodeName
+    label: str
     endpoint_name: str
     engine: str
     model: str

@@ -27,11 +27,13 @@ class RequestClass(Enum):
 
 
 class NodeRef(Struct, frozen=True, gc=False, kw_only=True):
-    """A reference to a node, or to one of its endpoints; exactly one of ``node_id`` and ``name`` is set."""
+    """A reference to a node, or to one of its endpoints; exactly one of ``node_id`` and ``name`` is set. ``mark`` is how
+    the id of the one that is meant begins, where several go by that name."""
 
     text: str
     node_id: NodeId | None = None
     name: NodeName | None = None
+    mark: str = ""
     endpoint: str | None = None
 
 

@@ -52,7 +52,8 @@ ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
 class Row(Struct, frozen=True, gc=False, kw_only=True):
     """One served model at one endpoint: constants of the filters, the estimates and the factors.
 
-    ``key`` is ``<node_id>/<endpoint>``, ``label`` is ``@name/endpoint``: how people see it. ``down`` and ``backup`` say
+    ``key`` is ``<node_id>/<endpoint>``, ``label`` is ``@name/endpoint``, the name
+    marked where it is shared: how people see it. ``down`` and ``backup`` say
     why it is out or only a reserve. Speeds are kept as seconds per token; ``load_s`` is the time until the model could
     serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
     whatever their quantisation, ``family`` for what they descend from. ``foreign`` counts requests at the engine that
@@ -243,7 +244,7 @@ def row_of(
     tuned = remote or resident or loading
     return Row(
         key=draft.key,
-        label=f"@{node.name}/{engine.name}",
+        label=f"@{node.label}/{engine.name}",
         node=node.id16,
         node_id=node.node_id,
         node_name=node.name,

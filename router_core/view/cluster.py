@@ -27,6 +27,7 @@ class RowRef(Struct, frozen=True, gc=False, kw_only=True):
 class NodeView(Struct, frozen=True, gc=False, kw_only=True):
     """One node as this node sees it.
 
+    ``label`` is its name, marked where another member has the same one.
     ``member`` is None only for the own node while it has no roster entry. ``routable`` is the verdict on liveness,
     role and flags, draining included. ``mono_ms + base_ms`` is when the newest V was taken, in our clock. ``rtt_ms`` is
     None if no link of ours leads there.
@@ -35,6 +36,7 @@ class NodeView(Struct, frozen=True, gc=False, kw_only=True):
     id16: Id16
     node_id: NodeId
     name: NodeName
+    label: str
     member: Member | None
     roles: int
     liveness: Liveness
@@ -70,13 +72,18 @@ class NodeView(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ClusterView(Struct, frozen=True, gc=False, kw_only=True):
-    """All nodes known at generation ``gen``, keyed by id16, the own node (``me``) included once it has published."""
+    """All nodes known at generation ``gen``, keyed by id16, the own node (``me``) included once it has published.
+
+    ``members`` is the roster that it was folded under, ``labels`` what each of these nodes is called, seen or not.
+    """
 
     gen: int
     me: Id16
     node_id: NodeId
     name: NodeName
     nodes: Mapping[Id16, NodeView]
+    members: Mapping[Id16, Member]
+    labels: Mapping[NodeId, str]
     by_name: Mapping[str, tuple[RowRef, ...]]
     by_digest: Mapping[bytes, tuple[RowRef, ...]]
 

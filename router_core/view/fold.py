@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from router_core.ids import Id16, Id32, NodeName, id16_of, node_id_of
+from router_core.ids import Id16, Id32, NodeName, id16_of, labels_of, node_id_of
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import Flag
 from router_core.view.cluster import ClusterView, NodeView, RowRef
@@ -20,7 +20,15 @@ _ABSENT = frozenset({Liveness.GONE, Liveness.LEFT, Liveness.REMOVED})
 def empty(me: Id32, name: NodeName) -> ClusterView:
     """The picture of the node ``me``, called ``name``, before anything was heard."""
     return ClusterView(
-        gen=0, me=id16_of(me), node_id=node_id_of(me), name=name, nodes={}, by_name={}, by_digest={}
+        gen=0,
+        me=id16_of(me),
+        node_id=node_id_of(me),
+        name=name,
+        nodes={},
+        members={},
+        labels={node_id_of(me): name},
+        by_name={},
+        by_digest={},
     )
 
 
@@ -32,6 +40,10 @@ def fold(
     Nodes whose roster entry changed or vanished are re-judged even without a change of their own. The own node
     stays whatever the roster says of it.
     """
+    if members is not view.members:
+        names = {member.node_id: member.name for member in members.values()}
+        names.setdefault(view.node_id, view.name)
+        view = replace(view, members=members, labels=labels_of(names))
     nodes = dict(view.nodes)
     for change in changes:
         if change.state in _ABSENT and change.origin != view.me:
@@ -42,7 +54,7 @@ def fold(
         member = members.get(id16)
         if member is None and not node.is_self:
             del nodes[id16]
-        elif member != node.member:
+        elif member != node.member or node.label != view.labels[node.node_id]:
             nodes[id16] = _rejudged(view, node, member)
     by_name, by_digest = view.by_name, view.by_digest
     if _offers_moved(view.nodes, nodes):
@@ -59,6 +71,7 @@ def _node_of(view: ClusterView, change: ViewChange, member: Member | None) -> No
         id16=change.origin,
         node_id=member.node_id if member is not None else view.node_id,
         name=member.name if member is not None else view.name,
+        label=view.labels[member.node_id if member is not None else view.node_id],
         member=member,
         roles=roles,
         liveness=change.state,
@@ -94,6 +107,7 @@ def _rejudged(view: ClusterView, node: NodeView, member: Member | None) -> NodeV
         member=member,
         node_id=member.node_id if member is not None else view.node_id,
         name=member.name if member is not None else view.name,
+        label=view.labels[member.node_id if member is not None else view.node_id],
         roles=roles,
         routable=is_routable(
             is_self=node.is_self,

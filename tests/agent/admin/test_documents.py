@@ -39,6 +39,7 @@ def node(
         id16=Id16(id32[:16]),
         node_id=node_id_of(id32),
         name=NodeName(name),
+        label=name,
         member=None,
         roles=ROLES,
         liveness=liveness,
@@ -67,6 +68,8 @@ def view(*nodes: NodeView) -> ClusterView:
         node_id=me.node_id,
         name=me.name,
         nodes={n.id16: n for n in nodes},
+        members={},
+        labels={n.node_id: n.label for n in nodes},
         by_name={},
         by_digest={},
     )

@@ -109,7 +109,7 @@ async def test_the_wrong_file_is_refused_by_name(verbs: Verbs, atlas: Membership
         ("trust-add", {"file": "x", "id": "x", "roles": ["king"]}),
         ("trust-add", {"file": "x", "id": "x", "roles": "node"}),
         ("trust-remove", {"ref": ""}),
-        ("trust-remove", {"ref": "x" * 65}),
+        ("trust-remove", {"ref": "x" * 97}),
         ("trust-remove", {"id": "x"}),
     ],
 )

@@ -27,6 +27,12 @@ def text_of(world: World, held: int = 0) -> str:
     return text
 
 
+def of(name: str) -> str:
+    """The labels of an endpoint's series."""
+    node_id = key_of(name).partition("/")[0]
+    return f'{{endpoint="llama",node="{node_id}",name="{name}"}}'
+
+
 def two_nodes() -> World:
     world = World()
     world.own(an_endpoint())
@@ -57,18 +63,18 @@ def test_work_in_hand_is_that_of_own_endpoints_whoever_sent_it() -> None:
     world.route(world.ask(headers=(("x-pairmesh-locality", "host"),)))
     world.work.start("llama", 1.0, world.clock.now)
     text = text_of(world)
-    assert 'pairmesh_in_flight{endpoint="@me/llama"} 2\n' in text
-    assert 'pairmesh_in_flight{endpoint="@beta' not in text
+    assert f"pairmesh_in_flight{of('me')} 2\n" in text
+    assert f"pairmesh_in_flight{of('beta')}" not in text
 
 
 def test_a_breaker_is_closed_open_or_half_open() -> None:
     world = two_nodes()
-    assert 'pairmesh_breaker_state{endpoint="@beta/llama"} 0\n' in text_of(world)
+    assert f"pairmesh_breaker_state{of('beta')} 0\n" in text_of(world)
     world.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
-    assert 'pairmesh_breaker_state{endpoint="@beta/llama"} 1\n' in text_of(world)
+    assert f"pairmesh_breaker_state{of('beta')} 1\n" in text_of(world)
     world.clock.now += 60_000
-    assert 'pairmesh_breaker_state{endpoint="@beta/llama"} 2\n' in text_of(world)
-    assert 'pairmesh_breaker_state{endpoint="@me/llama"} 0\n' in text_of(world)
+    assert f"pairmesh_breaker_state{of('beta')} 2\n" in text_of(world)
+    assert f"pairmesh_breaker_state{of('me')} 0\n" in text_of(world)
 
 
 def test_connections_and_held_bytes_are_told_as_they_are() -> None:

@@ -87,6 +87,26 @@ def test_an_alarm_is_one_line_and_one_count() -> None:
     assert 'pairmesh_mesh_alarms_total{code="bad_signature"} 1\n' in text_of(alarms)
 
 
+def test_an_alarm_names_the_node_as_people_do() -> None:
+    lines: list[str] = []
+    known = {"00ff": ("ubuntu~abcd", "abcd-efgh")}
+    alarms = Alarms(Log(lines.append, SystemClock()), "mesh", known.get)
+    alarms.notify("equivocation", {"origin": "00ff", "seq": 3})
+    alarms.notify("equivocation", {"origin": "ffff", "seq": 3})
+    first, second = map(json.loads, lines)
+    assert (first["origin"], first["origin_id"], first["seq"]) == ("ubuntu~abcd", "abcd-efgh", 3)
+    assert second["origin"] == "ffff"
+
+
+def test_nodes_of_one_name_have_series_of_their_own() -> None:
+    """gpustack/gpustack#2046: one series hid the other."""
+    own = node(1, "me", volatile=Volatile(), is_self=True)
+    twins = [node(number, "ubuntu", volatile=Volatile()) for number in (2, 3)]
+    text = text_of(ViewMetrics(lambda: view(own, *twins), lambda: 1_950))
+    for twin in twins:
+        assert f'record_age_seconds{{node="{twin.node_id}",name="ubuntu"}} 1\n' in text
+
+
 def test_the_view_tells_members_ages_and_own_pressure_and_no_unknown() -> None:
     volatile = Volatile(
         resources=(
@@ -102,7 +122,7 @@ def test_the_view_tells_members_ages_and_own_pressure_and_no_unknown() -> None:
     assert 'pairmesh_mesh_members{state="fresh"} 1\n' in text
     assert 'pairmesh_mesh_members{state="gone"} 1\n' in text
     assert 'pairmesh_mesh_members{state="late"} 0\n' in text
-    assert 'pairmesh_mesh_record_age_seconds{node="borg"} 1\n' in text
+    assert f'pairmesh_mesh_record_age_seconds{{node="{others[0].node_id}",name="borg"}} 1\n' in text
     assert "cyan" not in text
     assert 'pairmesh_pressure_level{resource="cpu",gpu=""} 1\n' in text
     assert 'pairmesh_pressure_score{resource="cpu",gpu=""} 0.4\n' in text

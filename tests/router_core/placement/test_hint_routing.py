@@ -57,6 +57,22 @@ def test_a_preference_does_not_buy_a_far_worse_row():
     assert outcome_of(decision) == (HintOutcome.OUTSCORED, None)
 
 
+def test_of_nodes_that_share_a_name_a_marked_reference_means_one():
+    """gpustack/gpustack#2046: two hosts called ``ubuntu``."""
+    one, other = (a_row(key, node_name="ubuntu") for key in ("a", "b"))
+    for row in (one, other):
+        mark = row.node_id[:4]
+        assert one.node_id[:4] != other.node_id[:4]
+        for hints in ({"prefer": f"@ubuntu~{mark}"}, {"require": f"node=@ubuntu~{mark}"}):
+            decision = decided(a_request(hints=parsed_hints(**hints)), a_fleet(one, other))
+            assert decision.chosen is not None
+            assert decision.chosen.node_id == row.node_id, hints
+    nobody = decided(a_request(hints=parsed_hints(prefer="@ubuntu~2222")), a_fleet(one, other))
+    assert outcome_of(nobody) == (HintOutcome.IGNORED_UNKNOWN, None)
+    either = decided(a_request(hints=parsed_hints(require="node=@ubuntu")), a_fleet(one, other))
+    assert either.chosen is not None
+
+
 def test_ranked_preferences_fall_back_in_order():
     rows = (a_row("a"), a_row("b"), a_row("c"))
     assert chosen_node(preferring("@c,@b", *rows)) == "c"

@@ -258,10 +258,28 @@ def test_session_comes_from_its_header_then_named_ones_then_the_body():
 
 
 @pytest.mark.parametrize(
-    "text", ["desk", "@", "@Desk", "@desk/", "@desk/Ollama", NODE_ID[:-1], NODE_ID + "a", "@a/b/c"]
+    "text",
+    [
+        "desk",
+        "@",
+        "@Desk",
+        "@desk/",
+        "@desk/Ollama",
+        NODE_ID[:-1],
+        NODE_ID + "a",
+        "@a/b/c",
+        "@desk~",
+        "@desk~abc",
+    ],
 )
 def test_a_reference_is_a_full_id_or_a_name(text):
     assert parse_ref(text) is None
+
+
+def test_a_shared_name_may_be_marked():
+    ref = parse_ref("@desk~abcd/ollama")
+    assert ref is not None
+    assert (ref.name, ref.mark, ref.endpoint, ref.node_id) == ("desk", "abcd", "ollama", None)
 
 
 _NAMES = st.sampled_from(

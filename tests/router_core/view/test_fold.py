@@ -140,3 +140,20 @@ def test_folding_one_by_one_or_all_at_once_is_the_same(changes):
     assert set(stepped.by_name) == set(at_once.by_name)
     for name, refs in at_once.by_name.items():
         assert sorted(map(repr, stepped.by_name[name])) == sorted(map(repr, refs))
+
+
+def test_nodes_that_share_a_name_are_told_apart_for_as_long_as_they_do():
+    """gpustack/gpustack#2046: two hosts called ``ubuntu``."""
+    twins = {m.id16: m for m in (replace(A, name=NodeName("ubuntu")), replace(B, name=NodeName("ubuntu")))}
+    view = fold(empty(ME, NodeName("me")), [a_change("a"), a_change("b")], twins, NOW)
+    labels = {node.label for node in view.nodes.values()}
+    assert labels == {f"ubuntu~{m.node_id[:4]}" for m in (A, B)}
+    assert set(view.labels.values()) == labels | {"me"}
+    alone = fold(view, [], {A.id16: twins[A.id16]}, NOW)
+    assert [node.label for node in alone.nodes.values()] == ["ubuntu"]
+
+
+def test_a_member_that_is_called_as_this_node_is_told_apart_from_it_before_it_is_heard():
+    view = fold(empty(ME, A.name), [], {A.id16: A}, NOW)
+    assert view.labels[A.node_id] == f"{A.name}~{A.node_id[:4]}"
+    assert view.labels[view.node_id] == f"{A.name}~{view.node_id[:4]}"

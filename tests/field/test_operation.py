@@ -1,0 +1,278 @@
+"""What operators do to a daemon, and hosts do to both: logs nobody reads, full disks, files of other versions, equal names."""
+
+import asyncio
+import fcntl
+import os
+import re
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.cluster import Node, wait_for
+from tests.support.field import Endpoint, OpenAiEngine, chat
+
+DEBUG = {"PAIRMESH_LOG": "debug"}
+
+
+def a_node(base: Path, url: str | None = None, *, name: str = "alpha", settings: str = "") -> Node:
+    """A node with its files written, not started."""
+    node = Node(name=name, ip="127.0.0.2", base=base / name)
+    node.write_settings([], settings)
+    if url is not None:
+        (node.config / "endpoints" / "engine.toml").write_text(Endpoint(url=url).manifest())
+    return node
+
+
+@asynccontextmanager
+async def running(node: Node) -> AsyncIterator[Node]:
+    """Start it, and stop it as a supervisor does: it must end by itself and clean, unless the test has killed it."""
+    await node.start()
+    try:
+        yield node
+    finally:
+        assert await node.term() in (0, -signal.SIGKILL)
+
+
+async def ready(node: Node) -> None:
+    async def offers() -> bool:
+        return any(engine["models"] for engine in (await node.members())[node.name]["engines"])
+
+    await wait_for(offers, 10, "the engine's models")
+
+
+async def many(node: Node, count: int, at_once: int = 64) -> list[int]:
+    """So many chats; their statuses."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    free = asyncio.Semaphore(at_once)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=at_once)) as session:
+
+        async def one() -> int:
+            async with free, session.post(f"{node.api}/v1/chat/completions", json=body) as reply:
+                await reply.read()
+                return reply.status
+
+        return list(await asyncio.gather(*(one() for _ in range(count))))
+
+
+async def metric(node: Node, name: str) -> float:
+    """A sample of the exposition by its name with labels."""
+    async with aiohttp.ClientSession() as session, session.get(f"{node.admin}/metrics") as reply:
+        text = await reply.text()
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.M)
+    assert found, f"no {name}"
+    return float(found.group(1))
+
+
+# --- nobody reads the log (systemd/systemd#16456) ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [{}, DEBUG], ids=["info", "debug"])
+async def test_a_reader_of_the_log_that_stands_still_holds_up_nothing(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        node.more_env |= env
+        os.mkfifo(node.log)
+        reader = os.open(node.log, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4_096)
+        async with running(node):
+            await ready(node)
+            statuses = await many(node, 400)
+            assert statuses == [200] * 400
+            waiting = os.read(reader, 65_536)
+            assert waiting, "the daemon did not log to the pipe"
+            statuses = await many(node, 100)
+            assert statuses == [200] * 100
+        os.close(reader)
+
+
+async def test_lines_that_a_standing_reader_cost_are_counted_and_told(tmp_path: Path) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        node.more_env |= DEBUG
+        os.mkfifo(node.log)
+        reader = os.open(node.log, os.O_RDONLY | os.O_NONBLOCK)
+        async with running(node):
+            await ready(node)
+            dropped = 'pairmesh_log_lines_dropped_total{why="full"}'
+            async with aiohttp.ClientSession() as session:
+                while not await metric(node, dropped):
+                    for _ in range(400):
+                        async with session.get(f"{node.api}/v1/models") as reply:
+                            assert reply.status == 200
+            _, said, _ = await node.cli("doctor")
+            assert "log line" in said
+            os.set_blocking(reader, True)
+            text = await asyncio.to_thread(_read_until, reader, b'"event":"log.dropped"')
+            assert b'"level":"warning"' in text
+            statuses = await many(node, 10)
+            assert statuses == [200] * 10
+        os.close(reader)
+
+
+def _read_until(fd: int, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found:
+        found += os.read(fd, 1 << 20)
+    return found
+
+
+@pytest.mark.parametrize("log", ["dead reader", "full disk"])
+async def test_a_log_that_cannot_be_written_holds_up_nothing(tmp_path: Path, log: str) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        if log == "full disk":
+            node.log.symlink_to("/dev/full")
+            reader = None
+        else:
+            os.mkfifo(node.log)
+            reader = os.open(node.log, os.O_RDONLY | os.O_NONBLOCK)
+        async with running(node):
+            if reader is not None:
+                os.close(reader)
+            await ready(node)
+            assert set(await many(node, 50)) == {200}
+
+            async def counted() -> float:
+                return await metric(node, 'pairmesh_log_lines_dropped_total{why="unwritable"}')
+
+            await wait_for(counted, 5, "lost lines are counted")
+
+
+# --- descriptors ---------------------------------------------------------------------------------------------
+
+
+async def test_a_shell_that_allows_few_descriptors_is_no_limit(tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    node.prefix = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
+    async with running(node):
+        assert node.process is not None
+        soft, hard = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
+        assert soft == min(hard, 8_192)
+
+
+async def test_a_daemon_without_descriptors_pauses_and_comes_back(tmp_path: Path) -> None:
+    """The trial's A6: idle connections beyond the limit ended the whole daemon, by way of the config folder's watcher."""
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        node.prefix = ("sh", "-c", 'ulimit -n 128; exec "$@"', "sh")
+        async with running(node):
+            await ready(node)
+            async with aiohttp.ClientSession() as kept:
+                async with kept.get(f"{node.api}/health") as reply:
+                    assert reply.status == 200
+                idle: list[socket.socket] = []
+                try:
+                    for _ in range(200):
+                        sock = socket.socket()
+                        sock.settimeout(2.0)
+                        sock.connect((node.ip, node.ports["api"]))
+                        idle.append(sock)
+                    await wait_for(lambda: _said(node, "accept.paused"), 5, "accepting pauses")
+                    await wait_for(lambda: _said(node, "part.failed"), 5, "the config folder is not seen")
+                    async with kept.get(f"{node.api}/health") as reply:
+                        assert reply.status == 200
+                finally:
+                    for sock in idle:
+                        sock.close()
+
+            async def served() -> bool:
+                return (await chat(node, within_s=5)).status == 200
+
+            await wait_for(served, 10, "served again")
+            assert len(node.log.read_text().splitlines()) < 120
+
+
+async def _said(node: Node, event: str) -> bool:
+    return f'"event":"{event}"' in node.log.read_text()
+
+
+# --- names (gpustack/gpustack#2046) --------------------------------------------------------------------------
+
+
+async def paired(*nodes: Node) -> None:
+    """Each admits each by file, whatever they are called, and is told where the others are."""
+    exported = [(node, (await node.do("trust-export"))) for node in nodes]
+    for node in nodes:
+        for other, told in exported:
+            if other is node:
+                other.node_id = told["id"]
+            else:
+                await node.do("trust-add", file=told["file"], id=told["id"], roles=[])
+
+
+def meet(*nodes: Node) -> None:
+    """Write the settings of nodes that dial each other."""
+    for node in nodes:
+        others = [f"@{other.name}={other.ip}:{other.ports['mesh']}" for other in nodes if other is not node]
+        node.write_settings(list(dict.fromkeys(others)))
+
+
+async def test_hosts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        watcher, *twins = (
+            Node(name=name, ip=f"127.0.0.{number}", base=tmp_path / str(number))
+            for number, name in ((2, "watcher"), (3, "ubuntu"), (4, "ubuntu"))
+        )
+        for twin in twins:
+            (twin.config / "endpoints" / "engine.toml").write_text(Endpoint(url=url).manifest())
+        meet(watcher, *twins)
+        async with running(watcher), running(twins[0]), running(twins[1]):
+            await paired(watcher, *twins)
+            marks = {f"ubuntu~{twin.node_id[:4]}": twin for twin in twins}
+            assert len(marks) == 2
+
+            async def both() -> bool:
+                seen = (await watcher.get("/v1/status"))["members"]
+                return sum(bool(each["engines"] and each["engines"][0]["models"]) for each in seen) == 2
+
+            await wait_for(both, 15, "the watcher sees both")
+            for mark in marks:
+                reply = await chat(watcher, headers={"x-pairmesh-require": f"node=@{mark}"})
+                assert reply.status == 200
+                assert reply.headers["x-pairmesh-node"] == f"@{mark}/engine"
+                _, said, _ = await watcher.cli("explain", reply.headers["x-pairmesh-decision-id"])
+                assert f"@{mark}/engine" in said
+            _, table, _ = await watcher.cli("status")
+            assert all(f"\n{mark} " in table for mark in marks), table
+            for twin in twins:
+                age = f'pairmesh_mesh_record_age_seconds{{node="{twin.node_id}",name="ubuntu"}}'
+                assert await metric(watcher, age) < 60
+            _, said, _ = await watcher.cli("doctor")
+            assert "2 are called ubuntu" in said
+            code, _, said = await watcher.cli("trust", "remove", "@ubuntu")
+            assert (code, "more than one" in said) == (1, True)
+            gone, left = marks
+            code, said, _ = await watcher.cli("trust", "remove", f"@{gone}")
+            assert (code, marks[gone].node_id in said) == (0, True)
+            reply = await chat(watcher)
+            assert reply.headers["x-pairmesh-node"] == "@ubuntu/engine"
+            assert left not in (await watcher.cli("status"))[1]
+
+
+async def test_the_log_tells_who_came_fell_silent_went_and_is_back(tmp_path: Path) -> None:
+    alpha, beta = (
+        Node(name=name, ip=f"127.0.0.{n}", base=tmp_path / name) for n, name in ((2, "alpha"), (3, "beta"))
+    )
+    meet(alpha, beta)
+    async with running(alpha):
+        async with running(beta):
+            await paired(alpha, beta)
+            await wait_for(lambda: _said(alpha, "member.new"), 15, "a new member")
+        await wait_for(lambda: _said(alpha, "member.left"), 5, "it left")
+        async with running(beta):
+            await wait_for(lambda: _said(alpha, "member.back"), 10, "it is back")
+            await beta.kill()
+            await wait_for(lambda: _said(alpha, "member.suspect"), 15, "it fell silent")
