@@ -17,11 +17,12 @@ CHUNK: Final = 16 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """The three mounts everything is read below, so that a test can hand in folder trees."""
+    """The mounts everything is read below, so that a test can hand in folder trees."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     cg: Path = Path("/sys/fs/cgroup")
+    dev: Path = Path("/dev")
 
 
 def read_text(path: Path) -> str | None:

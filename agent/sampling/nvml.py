@@ -13,6 +13,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -23,8 +24,8 @@ from agent.effects.tasks import Tasks
 from agent.sampling import nvml_states as states
 from agent.sampling.driver import DriverSeen
 from agent.sampling.nvml_gpus import GpuBook
-from agent.sampling.nvml_report import MISMATCH, ProbeReport
-from agent.sampling.nvml_states import Cause, ProbeState, ProbeTimes, Supervisor
+from agent.sampling.nvml_report import ProbeReport
+from agent.sampling.nvml_states import MISMATCH, Cause, ProbeState, ProbeTimes, Supervisor
 from agent.sampling.nvml_wire import LINE_MOST, Reply, decode_reply, encode_request
 from router_core.errors import RemoteFault
 from router_core.pressure.samples import GpuSample, HostSample
@@ -36,6 +37,70 @@ PROGRESS_BYTES: Final = 64
 PROGRESS: Final = struct.Struct("<4sIIIQQ")
 NOBODY: Final = 2**32 - 1
 INHERITED: Final = ("LD_LIBRARY_PATH", "PAIRMESH_FAKE_NVML", "PAIRMESH_FAKE_NVML_COUNTERS")
+
+
+THE_LINKERS: Final = ""
+"""Stands for the library that the linker finds by itself."""
+TRIED_MOST: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One library and how its start ended: ``path`` is None if the linker found none, ``code`` the driver's, None if
+    its process ended or hung instead."""
+
+    path: str | None
+    code: int | None
+
+
+class Libraries:
+    """Which library to try next: what worked last, then the linker's, then all others, each file once a round."""
+
+    def __init__(self) -> None:
+        self._found: tuple[str, ...] = ()
+        self._worked: str | None = None
+        self._left: list[str] = []
+        self._trying: str | None = None
+        self._tried: dict[str | None, int | None] = {}
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """What the last round came to, so far."""
+        return tuple(Tried(path=path, code=code) for path, code in self._tried.items())
+
+    @property
+    def more(self) -> bool:
+        """Whether there is one that this round has not tried."""
+        return bool(self._left)
+
+    def found(self, libraries: tuple[str, ...]) -> None:
+        """These lie in their usual places now."""
+        self._found = libraries[: TRIED_MOST - 1]
+
+    def next(self) -> str:
+        """The one to try; a round begins when every one had its turn."""
+        if not self._left:
+            worked = () if self._worked is None else (self._worked,)
+            self._left = list(dict.fromkeys((*worked, THE_LINKERS, *self._found)))
+            self._tried = {}
+        self._trying = self._left.pop(0)
+        return self._trying
+
+    def answered(self, path: str | None, code: int) -> None:
+        """The one being tried was loaded from ``path`` and began with ``code``."""
+        path = path or self._trying or None
+        self._tried[path] = code
+        self._trying = None
+        if path is not None:
+            self._left = [each for each in self._left if each != path]
+        if code == 0:
+            self._worked, self._left = path, []
+
+    def ended(self) -> None:
+        """The process ended; if it had not answered, its library is to blame."""
+        if self._trying is not None:
+            self._tried[self._trying or None] = None
+            self._trying = None
 
 
 def binding_file() -> str:
@@ -73,9 +138,11 @@ class NvmlClient:
         )
         self._tasks = Tasks(failed)
         self._driver: DriverSeen | None = None
+        self._libraries = Libraries()
         self._process: Process | None = None
         self._progress: mmap.mmap | None = None
         self._symbols: tuple[str, ...] = ()
+        self._versions: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._number = 0
         self._op: str | None = None
@@ -102,7 +169,7 @@ class NvmlClient:
     def expected(self) -> bool:
         if self.state is ProbeState.READY and self._book.empty:
             return False
-        return self._driver is not None and self._driver.loaded is not None
+        return self._driver is not None and self._driver.present and self._driver.loaded is not None
 
     @property
     def degraded(self) -> bool:
@@ -119,7 +186,11 @@ class NvmlClient:
 
     def driver_seen(self, driver: DriverSeen) -> None:
         before, self._driver = self._driver, driver
-        changed = before is not None and before.loaded != driver.loaded
+        self._libraries.found(driver.libraries)
+        changed = before is not None and driver.differs(before)
+        if changed and self._book.empty:
+            # NVML counts the devices once, when it begins.
+            self._happened(states.Unwanted(Cause.RECYCLE))
         self._happened(states.HardwareSeen(driver.present, changed))
 
     def ask(self, answered: Callable[[], None]) -> None:
@@ -152,6 +223,25 @@ class NvmlClient:
         if machine.state in (ProbeState.HUNG, ProbeState.UNDEAD):
             return GpuState.UNRESPONSIVE
         return GpuState.DENIED if machine.cause is Cause.DENIED else GpuState.UNKNOWN
+
+    @property
+    def driver(self) -> DriverSeen | None:
+        """What the host thread saw last of the driver."""
+        return self._driver
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """The libraries of the last start and how each answered."""
+        return self._libraries.tried
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that the library told, of driver, library and CUDA."""
+        return self._versions
+
+    def unread(self) -> dict[str, tuple[str, ...]]:
+        """By GPU key, the fields that it does not tell."""
+        return self._book.unread()
 
     # --- the driver of the machine ----------------------------------------------------------------------------
 
@@ -205,12 +295,14 @@ class NvmlClient:
 
     async def _live(self) -> None:
         """The life of one process, from its start until it is reaped."""
+        library = self._libraries.next()
         try:
             self._map_progress()
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 *("--parent", str(os.getpid())),
                 *("--nvml", self._binding),
+                *("--library", library),
                 *("--progress", str(self._progress_path)),
                 stdin=PIPE,
                 stdout=PIPE,
@@ -237,7 +329,8 @@ class NvmlClient:
     def _gone(self) -> None:
         self._op = None
         self._tell_answered()
-        self._happened(states.Exited())
+        self._libraries.ended()
+        self._happened(states.Exited(self._libraries.more))
         self._forget_progress()
 
     async def _listen(self, process: Process) -> None:
@@ -285,9 +378,13 @@ class NvmlClient:
     def _greeted(self, reply: Reply, now: int) -> None:
         if reply.ok and reply.v != PROTOCOL:
             raise RemoteFault(f"protocol {reply.v}, {PROTOCOL} wanted")
+        self._libraries.answered(reply.lib, 0 if reply.ok else reply.e)
         if reply.ok:
             self.library = reply.lib
             self._symbols = tuple(reply.symbols)
+            self._versions = {
+                name: version for name, version in reply.versions.items() if isinstance(version, str)
+            }
             self._book.listed(reply, now)
             self._progress_path.unlink(missing_ok=True)
         else:

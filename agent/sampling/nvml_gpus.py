@@ -47,7 +47,9 @@ OLD_LIBRARY: Final = frozenset({13, 25, 26, SYMBOL_MISSING})
 QUIET: Final = frozenset({IMPLAUSIBLE, NO_PERMISSION, NOT_FOUND, 7, 21})
 """Codes that say nothing about the health of library or process."""
 ATS: Final = 2
+"""``NVML_DEVICE_ADDRESSING_MODE_ATS``: the GPU walks the host's page tables, as those built into the processor do."""
 SHARED_NAMES: Final = ("GB10", "Thor", "Orin", "Tegra")
+"""What drivers that tell no addressing mode call such GPUs."""
 SHARED_SHARE: Final = 0.9
 STREAK: Final = 3
 REVOKED_MS: Final = 10_000
@@ -55,13 +57,17 @@ RECYCLE_MS: Final = 600_000
 LIST_MS: Final = 30_000
 DROP_MS: Final = 600_000
 PERCENT: Final = 100
-BUS_BITS_MOST, MHZ_MOST, CC_MOST = 65_536, 100_000, 1_000
+BUS_BITS_MOST, MHZ_MOST, CC_MOST, ADDRESSING_MOST = 65_536, 100_000, 1_000, 255
 
 
 @dataclass(slots=True)
 class _Gpu:
+    """``own_memory``: it once told of memory that cannot be the host's; ``shares``: it once showed that it has none."""
+
     identity: GpuIdentity
-    ats: bool
+    addressing: int | None
+    own_memory: bool = False
+    shares: bool = False
     total: Reading[int] = field(default_factory=lambda: missing(0))
     free: Reading[int] = field(default_factory=lambda: missing(0))
     util: Reading[int] = field(default_factory=lambda: missing(0))
@@ -113,10 +119,13 @@ class GpuBook:
             identity = _identity(uuid, fields)
             gpu = self._gpus.get(uuid)
             if gpu is None:
-                gpu = self._gpus[uuid] = _Gpu(identity=identity, ats=fields.get("addressing") == ATS)
+                gpu = self._gpus[uuid] = _Gpu(identity=identity, addressing=None)
             elif gpu.lost_ms is not None:
                 gpu.lost_ms = None
                 self._back(identity.key)
+            addressing = number_of(fields, "addressing", 0, ADDRESSING_MOST)
+            if isinstance(addressing, int):
+                gpu.addressing = addressing
             gpu.identity = identity
             self._memory(gpu, fields, reply.t)
         for uuid, gpu in list(self._gpus.items()):
@@ -151,7 +160,10 @@ class GpuBook:
             self._count(handle.e)
             self._lose(gpu, handle.e, now)
             return set()
-        gpu.util = self._reading(number_of(fields, "util", 0, PERCENT), taken_ms)
+        util, of_memory = number_of(fields, "util", 0, PERCENT), number_of(fields, "util_memory", 0, PERCENT)
+        if "util_memory" in fields and _is_implausible(of_memory):
+            util = Refusal(IMPLAUSIBLE)
+        gpu.util = self._reading(util, taken_ms)
         self._memory(gpu, fields, taken_ms)
         codes = {gpu.util.code, gpu.free.code} - {0}
         gone = codes & GONE
@@ -174,9 +186,13 @@ class GpuBook:
                 gpu.streak = 0
 
     def _memory(self, gpu: _Gpu, fields: Fields, taken_ms: int) -> None:
+        """Take one reply about memory. Of one that cannot be true nothing is believed: a free 0 beside a total of 0 is
+        no full card."""
         total = number_of(fields, "vram_total", 1, MEMORY_MOST)
         most = total if isinstance(total, int) else MEMORY_MOST
         used, free = number_of(fields, "vram_used", 0, most), number_of(fields, "vram_free", 0, most)
+        if any(_is_implausible(field) for field in (total, used, free)):
+            total = free = Refusal(IMPLAUSIBLE)
         gpu.total = self._reading(total, taken_ms, told=False)
         gpu.free = self._reading(used if isinstance(used, Refusal) else free, taken_ms)
         if gpu.total.value is not None:
@@ -197,6 +213,17 @@ class GpuBook:
             gpu.util, gpu.free = missing(now, code), missing(now, code)
             self._lost(gpu.identity.key, code)
 
+    def unread(self) -> dict[str, tuple[str, ...]]:
+        """By GPU key, the readings without a value, with their code where there is one."""
+        return {
+            gpu.identity.key: tuple(
+                f"{name} ({reading.code})" if reading.code else name
+                for name, reading in (("utilisation", gpu.util), ("memory", gpu.free))
+                if reading.value is None
+            )
+            for gpu in self._gpus.values()
+        }
+
     def samples(self, absence: GpuState | None, host: HostSample | None) -> tuple[GpuSample, ...]:
         """Every GPU by bus id. ``absence`` is the state of all while nobody answers for them; ``host`` tells of
         memory that GPUs share with it."""
@@ -208,9 +235,13 @@ def _ailing(codes: set[int]) -> bool:
     return bool(codes - QUIET - OLD_LIBRARY - {NOT_SUPPORTED})
 
 
+def _is_implausible(field: int | Refusal) -> bool:
+    return isinstance(field, Refusal) and field.e == IMPLAUSIBLE
+
+
 def _sample(gpu: _Gpu, absence: GpuState | None, host: HostSample | None) -> GpuSample:
     identity, free = gpu.identity, gpu.free
-    if _shares_memory(gpu, host) and host is not None:
+    if host is not None and _shares_memory(gpu, host):
         identity = replace(identity, unified=True, vram_total_bytes=host.mem_total_bytes.value)
         free = host.mem_avail_bytes
     state = GpuState.OK
@@ -227,15 +258,19 @@ def _sample(gpu: _Gpu, absence: GpuState | None, host: HostSample | None) -> Gpu
     return GpuSample(identity=identity, state=state, util_pct=gpu.util, vram_free_bytes=free)
 
 
-def _shares_memory(gpu: _Gpu, host: HostSample | None) -> bool:
-    """Whether the GPU's memory is the host's: its size or the lack of one says so, and its name or addressing, too.
-    A lost GPU never starts to share."""
-    if host is None or not (gpu.ats or any(name in gpu.identity.name for name in SHARED_NAMES)):
-        return False
-    whole = host.mem_total_bytes.value
-    return gpu.total.code == NOT_SUPPORTED or (
-        whole is not None and gpu.total.value is not None and gpu.total.value >= SHARED_SHARE * whole
-    )
+def _shares_memory(gpu: _Gpu, host: HostSample) -> bool:
+    """Whether the GPU's memory is the host's: it is built into the processor, and tells of no memory, of an impossible
+    one or of all that the host has. Drivers differ, and change their mind (XuehaiPan/nvitop#208, Syllo/nvtop#449).
+    Memory that cannot be the host's settles it; a lost GPU shows nothing new."""
+    whole, total = host.mem_total_bytes.value, gpu.total
+    if gpu.lost_ms is None and whole is not None:
+        as_large = total.value is not None and total.value >= SHARED_SHARE * whole
+        built_in = gpu.addressing == ATS or any(name in gpu.identity.name for name in SHARED_NAMES)
+        if total.value is not None and not as_large:
+            gpu.own_memory = True
+        elif built_in and (as_large or total.code in (NOT_SUPPORTED, IMPLAUSIBLE)):
+            gpu.shares = True
+    return gpu.shares and not gpu.own_memory
 
 
 def _identity(uuid: str, fields: Fields) -> GpuIdentity:

@@ -24,7 +24,10 @@ PROTOCOL = 1
 LINE_MOST = 256 * 1024
 BINDING_MISSING = 1002
 SYMBOL_MISSING = 1001
+LIBRARY_MISSING = 12
 OLDER = (13, 25, 26, SYMBOL_MISSING)
+ASK_OLDER = (*OLDER, 3, 999)
+"""Under Windows' own Linux the newer call of memory fails with 999 where the older one answers (XuehaiPan/nvitop#30)."""
 NOT_FOUND = 6
 NEEDED = "nvmlDeviceGetComputeRunningProcesses_v3"
 PR_SET_PDEATHSIG = 1
@@ -69,10 +72,12 @@ class Progress:
 
 
 class Driver:
-    """The binding, the library, and the handles of the GPUs by UUID."""
+    """The binding, the library, and the handles of the GPUs by UUID. ``library`` is the one to use, empty for what the
+    linker finds."""
 
-    def __init__(self, file: str, progress: Progress) -> None:
+    def __init__(self, file: str, library: str, progress: Progress) -> None:
         self._file = file
+        self._library = library
         self._progress = progress
         self._binding: Any = None
         self._handles: dict[str, tuple[int, Any]] = {}
@@ -94,6 +99,12 @@ class Driver:
                 raise Failed(BINDING_MISSING, NEEDED)
             self._binding = module
         if not self._ready:
+            if self._library:
+                # The binding asks for it by its soname, and meets this one.
+                try:
+                    ctypes.CDLL(self._library)
+                except OSError:
+                    raise Failed(LIBRARY_MISSING, "dlopen") from None
             self.call("nvmlInit")
             self._ready = True
 
@@ -174,9 +185,10 @@ class Driver:
                 continue
             index, handle = self._handles[uuid]
             rates = self._tried("nvmlDeviceGetUtilizationRates", handle, gpu=index)
-            read[uuid] = {"util": rates if isinstance(rates, dict) else rates.gpu} | self._memory(
-                index, handle
-            )
+            used = {"util": rates, "util_memory": rates}
+            if not isinstance(rates, dict):
+                used = {"util": rates.gpu, "util_memory": rates.memory}
+            read[uuid] = used | self._memory(index, handle)
         return {"gpu": read}
 
     def _memory(self, index: int, handle: Any) -> dict[str, Any]:
@@ -185,8 +197,10 @@ class Driver:
         memory: Any = {"e": SYMBOL_MISSING}
         if version is not None:
             memory = self._tried("nvmlDeviceGetMemoryInfo", handle, version=version, gpu=index)
-        if isinstance(memory, dict) and memory["e"] in OLDER:
-            memory = self._tried("nvmlDeviceGetMemoryInfo", handle, gpu=index)
+        if isinstance(memory, dict) and memory["e"] in ASK_OLDER:
+            older = self._tried("nvmlDeviceGetMemoryInfo", handle, gpu=index)
+            if memory["e"] in OLDER or not isinstance(older, dict):
+                memory = older
         names = {"vram_total": "total", "vram_free": "free", "vram_used": "used"}
         if isinstance(memory, dict):
             return dict.fromkeys(names, memory)
@@ -232,6 +246,7 @@ def serve(driver: Driver, requests: BinaryIO, replies: BinaryIO) -> None:
                 reply = {"id": request["id"], "ok": True} | answer(driver, request)
             except Failed as failed:
                 reply = {"id": request["id"], "ok": False, "e": failed.code, "where": failed.where}
+                reply["lib"] = library_path()
         reply["t"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
         reply["dt_us"] = (time.monotonic_ns() - began) // 1_000
         replies.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
@@ -255,7 +270,7 @@ def main() -> None:
         return
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    driver = Driver(asked["--nvml"], Progress(asked["--progress"]))
+    driver = Driver(asked["--nvml"], asked.get("--library", ""), Progress(asked["--progress"]))
     try:
         serve(driver, sys.stdin.buffer, replies)
     finally:

@@ -8,9 +8,8 @@ from typing import Final
 
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Family, Histogram
-from agent.sampling.nvml_states import Cause, Changed, ProbeState
+from agent.sampling.nvml_states import MISMATCH, Cause, Changed, ProbeState
 
-MISMATCH: Final = 18
 REPEAT_MS: Final = 3_600_000
 STDERR_LINES: Final = 5
 STDERR_CHARS: Final = 200

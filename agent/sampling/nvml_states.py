@@ -53,7 +53,7 @@ class ProbeTimes:
     end_ms: int = 1_800
     crash_ms: tuple[int, int] = (1_000, 60_000)
     hang_ms: tuple[int, int] = (5_000, 300_000)
-    init_ms: tuple[int, int] = (5_000, 60_000)
+    init_ms: tuple[int, int] = (5_000, 3_600_000)
     binding_ms: tuple[int, int] = (300_000, 300_000)
     well_ms: int = 600_000
 
@@ -71,7 +71,8 @@ class ProbeTimes:
 
 
 class HardwareSeen(Struct, frozen=True):
-    """Whether there is a driver, card or library; ``changed``: the driver is another one than before."""
+    """Whether there is a driver, card or library to ask; ``changed``: driver, cards or device files are not what they
+    were, so that a start which failed may succeed now."""
 
     present: bool
     changed: bool = False
@@ -100,7 +101,10 @@ class Unwanted(Struct, frozen=True):
 
 
 class Exited(Struct, frozen=True):
-    """The process has ended and was reaped."""
+    """The process has ended and was reaped; ``more``: there is another library that was not tried since the last
+    wait."""
+
+    more: bool = False
 
 
 class EndRequested(Struct, frozen=True):
@@ -141,12 +145,31 @@ class Changed(Struct, frozen=True):
 Action = Start | Quit | Terminate | Kill | Changed
 
 NO_PERMISSION: Final = 4
+MISMATCH: Final = 18
+_TELLING: Final = (MISMATCH, NO_PERMISSION, 999)
+_DULL: Final = (9, 12)
 _JITTER: Final = 0.2
+
+
+def more_telling(one: int, other: int) -> int:
+    """Which of two reasons why the driver's library refused says more; 0 is none. That there is no driver or no library
+    says least: any stub does."""
+
+    def dullness(code: int) -> int:
+        if code in _TELLING:
+            return _TELLING.index(code)
+        return len(_TELLING) + (1 + _DULL.index(code) if code in _DULL else 0) if code else 99
+
+    return min(one, other, key=dullness)
+
+
+def _cause_of(code: int) -> Cause:
+    return {BINDING_MISSING: Cause.BINDING, NO_PERMISSION: Cause.DENIED}.get(code, Cause.INIT)
 
 
 class Supervisor:
     """``state``; ``alive``: whether a process may exist; ``served``: whether it was ever ready; ``code``: why the last
-    start failed, 0 if it did not; ``cause`` of the present absence."""
+    start failed, 0 if it did not, the most telling one of all libraries tried; ``cause`` of the present absence."""
 
     def __init__(self, rng: Random, times: ProbeTimes | None = None) -> None:
         self._rng = rng
@@ -159,6 +182,8 @@ class Supervisor:
         self.cause: Cause | None = None
         self._failures = 0
         self._ready_ms = 0
+        self._greeted = False
+        self._refused = 0
         self._asked_ms = 0
         self._steps: list[tuple[Action, int]] = []
         self._then = ProbeState.BACKOFF
@@ -177,7 +202,7 @@ class Supervisor:
             case Unwanted():
                 return self._stop(event.cause, now) if self._serving() else []
             case Exited():
-                return self._exited(now)
+                return self._exited(event.more, now)
             case EndRequested():
                 return self._end(now)
             case TimePassed():
@@ -191,13 +216,15 @@ class Supervisor:
         if self.state is ProbeState.OFF:
             return self._start(now) if event.present else []
         if self.state is ProbeState.BACKOFF and not event.present:
+            self._failures = 0
             return self._to(ProbeState.OFF)
         if self.state is ProbeState.BACKOFF and event.changed:
+            self._failures = 0
             return self._start(now)
         return []
 
     def _start(self, now: int) -> list[Action]:
-        self.alive = True
+        self.alive, self._greeted = True, False
         changed = self._to(ProbeState.STARTING)
         self.deadline = now + self._times.hello_ms
         return [*changed, Start()]
@@ -205,11 +232,11 @@ class Supervisor:
     def _hello(self, code: int, now: int) -> list[Action]:
         if self.state is not ProbeState.STARTING:
             return []
-        self.code = code
         if code:
-            causes = {BINDING_MISSING: Cause.BINDING, NO_PERMISSION: Cause.DENIED}
-            return self._stop(causes.get(code, Cause.INIT), now)
+            self._refused = more_telling(self._refused, code)
+            return self._stop(_cause_of(code), now)
         self.served, self.cause, self._ready_ms = True, None, now
+        self.code, self._refused, self._greeted = 0, 0, True
         return self._to(ProbeState.READY)
 
     def _answered(self) -> list[Action]:
@@ -268,7 +295,7 @@ class Supervisor:
         self.deadline = None
         return []
 
-    def _exited(self, now: int) -> list[Action]:
+    def _exited(self, more: bool, now: int) -> list[Action]:
         self.alive = False
         if self.state is ProbeState.ENDED:
             return []
@@ -277,6 +304,11 @@ class Supervisor:
         if self._serving():
             self._forgive(now)
             self.cause = Cause.CRASH
+        if more and not self._greeted and self.cause is not Cause.BINDING:
+            return self._start(now)
+        if self._refused:
+            self.code, self._refused = self._refused, 0
+            self.cause = _cause_of(self.code)
         cause = self.cause or Cause.CRASH
         if cause is not Cause.RECYCLE:
             self._failures += 1

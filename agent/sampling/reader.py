@@ -23,7 +23,7 @@ from agent.sampling.cgroups import (
     memory_limit,
 )
 from agent.sampling.driver import look_for_driver
-from agent.sampling.files import KeptFile, Roots, field_of, read_text
+from agent.sampling.files import KeptFile, Roots, field_of, read_text, whole
 from agent.sampling.host import HostAnswer, Tick
 from agent.sampling.platform import detect_profile
 from agent.sampling.stalls import NEVER, StallFile, counted
@@ -39,6 +39,7 @@ from router_core.pressure.samples import (
 
 LAYOUT_MS: Final = 30_000
 NOT_BUSY: Final = frozenset({"idle", "iowait", "steal", "guest", "guest_nice"})
+ARCSTATS: Final = Path("spl/kstat/zfs/arcstats")
 
 
 class HostReader:
@@ -65,6 +66,7 @@ class HostReader:
         self._cpu_stalls = StallFile(roots.proc / "pressure" / "cpu", "some")
         self._io_stalls = StallFile(roots.proc / "pressure" / "io", "some")
         self._vmstat = KeptFile(roots.proc / "vmstat")
+        self._arc = roots.proc / ARCSTATS
         self._layout: tuple[Layout, int] | None = None
 
     def read(self, tick: Tick) -> HostAnswer:
@@ -72,7 +74,7 @@ class HostReader:
         now = self._boot_ms()
         layout = self._current_layout(now)
         engines, limit, quota = self._cgroups(layout, tick.units)
-        available, total = self._memory(now)
+        available, total, arc = self._memory(now)
         some, full = self._memory_stalls.read(now, _stalls_beside(limit))
         swapped, kills = self._paging(now)
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -81,6 +83,7 @@ class HostReader:
             mem_avail_bytes=_least(available, None if limit is None else limit.left_bytes, now),
             mem_whole_bytes=_least(total, None if limit is None else limit.limit_bytes, now),
             mem_total_bytes=total,
+            arc_bytes=arc,
             cpu_times=self._cpu(now),
             own_cpu_us=measured(self._own_cpu_ns() // 1_000, now),
             memory_some_us=some,
@@ -149,12 +152,14 @@ class HostReader:
         idle = times.idle + getattr(times, "iowait", 0.0)
         return measured(CpuTimes(busy=busy, idle=idle, steal=getattr(times, "steal", 0.0)), now)
 
-    def _memory(self, now: int) -> tuple[Reading[int], Reading[int]]:
+    def _memory(self, now: int) -> tuple[Reading[int], Reading[int], int]:
+        """Memory that programs can have, all there is, and what of the former the cache of ZFS would give back."""
         try:
             memory = self._virtual_memory()
         except (OSError, RuntimeError) as error:
-            return missing(now, _number(error)), missing(now, _number(error))
-        return measured(memory.available, now), measured(memory.total, now)
+            return missing(now, _number(error)), missing(now, _number(error)), 0
+        arc = min(shrinkable_arc(read_text(self._arc) or ""), max(0, memory.total - memory.available))
+        return measured(memory.available + arc, now), measured(memory.total, now), arc
 
     def _paging(self, now: int) -> tuple[Reading[int], Reading[int]]:
         text, code = self._vmstat.read(), self._vmstat.error
@@ -170,6 +175,18 @@ class HostReader:
         return bool(devices) and all(
             Path(line.split()[0]).name.startswith("zram") for line in devices if line.strip()
         )
+
+
+def shrinkable_arc(text: str) -> int:
+    """Bytes that the ARC of ZFS gives back on demand, by the text of ``arcstats``: MemAvailable leaves them out
+    (openzfs/zfs#10255). 0 without ZFS."""
+    told = {}
+    for line in text.splitlines():
+        name, *rest = line.split()[:3] or [""]
+        if name in ("size", "c_min") and len(rest) == 2:
+            told[name] = whole(rest[1])
+    size, least = told.get("size"), told.get("c_min")
+    return 0 if size is None or least is None else max(0, size - least)
 
 
 def _own_limit(tree: Hierarchy | None) -> MemoryLimit | None:

@@ -84,8 +84,9 @@ class EngineCgroup(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class HostSample(Struct, frozen=True, gc=False, kw_only=True):
-    """One reading of the host. ``mem_avail`` and ``mem_whole`` are the lower of host and cgroup; ``cpu_capacity``
-    counts cores this process may use; counters count from boot."""
+    """One reading of the host. ``mem_avail`` and ``mem_whole`` are the lower of host and cgroup; of the former
+    ``arc_bytes`` are held by the cache of ZFS, which gives them back on demand; ``cpu_capacity`` counts cores this
+    process may use; counters count from boot."""
 
     taken_ms: int
     mem_avail_bytes: Reading[int]
@@ -104,6 +105,7 @@ class HostSample(Struct, frozen=True, gc=False, kw_only=True):
     cpu_quota: float | None = None
     mem_limit_bytes: int | None = None
     swap_on_zram: bool = False
+    arc_bytes: int = 0
     engines: tuple[EngineCgroup, ...] = ()
 
 

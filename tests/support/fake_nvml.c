@@ -10,7 +10,8 @@
  *   slow SYM [gpu=N] ms=T [after=K] [times=M]
  *   crash SYM [gpu=N] how=segv|abort [after=K] [times=M]
  *
- * SYM is a full name or '*'; 'after' counts matching calls. Build variants: -DNO_MEMV2, -DNO_ADDRESSING, -DNO_V3.
+ * SYM is a full name or '*'; 'after' counts matching calls. Build variants: -DNO_MEMV2, -DNO_ADDRESSING, -DNO_V3;
+ * -DSTUB finds no driver whatever the script says, -DBROKEN ends its process.
  * Layouts as in NVIDIA's nvml.h for x86-64.
  */
 #define _GNU_SOURCE
@@ -195,7 +196,13 @@ static int put(long long value, unsigned *out) {
     return OK;
 }
 
+#if defined STUB
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return 9; }
+#elif defined BROKEN
+int nvmlInitWithFlags(unsigned flags) { (void)flags; abort(); }
+#else
 int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(-1); initialised++; return OK; }
+#endif
 int nvmlShutdown(void) { ENTER(-1); initialised--; return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "as the script says"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { ENTER(-1); snprintf(out, size, "%s", driver); return OK; }

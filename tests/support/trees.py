@@ -24,9 +24,10 @@ def roots(
     proc: Mapping[str, str] | None = None,
     sys: Mapping[str, str] | None = None,
     cg: Mapping[str, str] | None = None,
+    dev: Mapping[str, str] | None = None,
 ) -> Roots:
-    """Three mounts below ``root`` with these files."""
-    for name, files in (("proc", proc), ("sys", sys), ("cg", cg)):
+    """Mounts below ``root`` with these files."""
+    for name, files in (("proc", proc), ("sys", sys), ("cg", cg), ("dev", dev)):
         (root / name).mkdir(parents=True, exist_ok=True)
         plant(root / name, files or {})
-    return Roots(proc=root / "proc", sys=root / "sys", cg=root / "cg")
+    return Roots(proc=root / "proc", sys=root / "sys", cg=root / "cg", dev=root / "dev")

@@ -32,7 +32,8 @@ def test_it_measures_what_it_can_and_says_what_it_cannot(tmp_path: Path) -> None
     assert steps["starts"]["gpus"] == ["Fake Card", "NVIDIA Fake 1"]
     assert (steps["idle"]["reads"], steps["idle"]["util_max"]) == (500, 3)
     assert steps["idle"]["fields_refused"] == [
-        {"util": {"e": 3}, "vram_total": 24576 << 20, "vram_free": 24064 << 20, "vram_used": 0}
+        {"util": {"e": 3}, "util_memory": {"e": 3}}
+        | {"vram_total": 24576 << 20, "vram_free": 24064 << 20, "vram_used": 0}
     ]
     assert "CUDA" in steps["load"]["unable"]
     assert steps["stopped"] == {"silent": True, "late_answer": True}

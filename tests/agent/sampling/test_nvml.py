@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,14 +16,14 @@ import pytest
 
 from agent.effects.clock import SystemClock
 from agent.observe.log import Log
-from agent.sampling.driver import DriverSeen
+from agent.sampling.driver import LIBRARY, Card, DriverSeen
 from agent.sampling.nvml import PROBE, NvmlClient, binding_file
 from agent.sampling.nvml_report import ProbeReport
 from agent.sampling.nvml_states import ProbeState, ProbeTimes
 from router_core.policy.pressure import MIB
 from router_core.pressure.samples import GpuSample, Status
 from router_core.record.state import GpuState
-from tests.support.fake_nvml import FakeDriver
+from tests.support.fake_nvml import FakeDriver, build
 from tests.support.until import until
 
 SEEN = DriverSeen(present=True, loaded="550.54.14")
@@ -30,6 +31,12 @@ SHORT = ProbeTimes(
     hello_ms=5_000, fast_ms=500, list_ms=500, hung_ms=1_500, quit_ms=300, grace_ms=300, grace_hung_ms=300, kill_ms=500, end_grace_ms=400,
     end_ms=700, crash_ms=(50, 400), hang_ms=(50, 400), init_ms=(50, 400), binding_ms=(50, 400),
 )  # fmt: skip
+
+
+def seen_with(**changes: Any) -> DriverSeen:
+    return replace(SEEN, **changes)
+
+
 TWO = "gpu 0 util=10\ngpu 1 util=20"
 
 
@@ -90,8 +97,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def running(desk: Desk) -> AsyncIterator[Desk]:
-    desk.client.driver_seen(SEEN)
+async def running(desk: Desk, seen: DriverSeen = SEEN) -> AsyncIterator[Desk]:
+    desk.client.driver_seen(seen)
     try:
         yield desk
     finally:
@@ -164,6 +171,64 @@ async def test_a_library_and_a_driver_that_differ_ask_for_a_reboot_until_they_ma
         fake.write(TWO)
         await desk.reach_state(ProbeState.READY)
         assert not desk.client.reboot_pending
+
+
+async def test_a_stub_that_refuses_never_hides_the_library_that_works(tmp_path: Path) -> None:
+    stub = FakeDriver(tmp_path / "stub", "STUB", script=TWO)
+    real = build(tmp_path / "real")
+    cure = seen_with(libraries=(str(tmp_path / "gone.so"), str(real / LIBRARY)))
+    async with running(Desk(tmp_path, fake=stub), cure) as desk:
+        await desk.reach(lambda: len(desk.samples()) == 2)
+        assert desk.client.library == str(real / LIBRARY)
+        assert [(tried.path, tried.code) for tried in desk.client.tried] == [
+            (str(stub.library / LIBRARY), 9),
+            (str(tmp_path / "gone.so"), 12),
+            (str(real / LIBRARY), 0),
+        ]
+        assert desk.events("probe_refused") == []
+        os.kill(desk.client.pid or 0, signal.SIGKILL)
+        await desk.reach(lambda: desk.states[-2:] == [ProbeState.BACKOFF, ProbeState.STARTING])
+        await desk.reach_state(ProbeState.READY)
+        assert [tried.code for tried in desk.client.tried] == [0], "what worked comes first"
+
+
+async def test_a_library_that_ends_the_process_is_told_and_the_next_one_is_used(tmp_path: Path) -> None:
+    stub = FakeDriver(tmp_path / "stub", "BROKEN", script=TWO)
+    real = build(tmp_path / "real")
+    async with running(Desk(tmp_path, fake=stub), seen_with(libraries=(str(real / LIBRARY),))) as desk:
+        await desk.reach_state(ProbeState.READY)
+        assert [tried.code for tried in desk.client.tried] == [None, 0]
+
+
+async def test_a_card_that_a_virtual_machine_has_starts_nothing_and_is_used_once_it_is_back(
+    tmp_path: Path, fake: FakeDriver
+) -> None:
+    desk = Desk(tmp_path, fake=fake)
+    desk.client.driver_seen(seen_with(present=False, cards=(Card(bus_id="a", driver="vfio-pci"),)))
+    desk.ask()
+    assert (desk.client.state, desk.client.expected, fake.calls()) == (ProbeState.OFF, False, {})
+    async with running(desk):
+        await desk.reach(lambda: len(desk.samples()) == 2)
+
+
+async def test_a_library_without_cards_is_begun_anew_when_one_comes(tmp_path: Path, fake: FakeDriver) -> None:
+    fake.write("count 0")
+    async with running(Desk(tmp_path, fake=fake)) as desk:
+        await desk.reach_state(ProbeState.READY)
+        fake.write(TWO)
+        desk.client.driver_seen(seen_with(nodes=("nvidia0",)))
+        await desk.reach(lambda: len(desk.samples()) == 2)
+
+
+@pytest.mark.parametrize("version", ["nvmlDeviceGetMemoryInfo_v2"])
+@pytest.mark.parametrize("code", [3, 999])
+async def test_memory_that_only_the_older_call_tells_is_read(
+    tmp_path: Path, fake: FakeDriver, version: str, code: int
+) -> None:
+    fake.write(f"gpu 0 total=1000 reserved=100 used=0\nfail {version} rc={code}")
+    async with running(Desk(tmp_path, fake=fake)) as desk:
+        await desk.reach(lambda: desk.answers)
+        assert desk.samples()[0].vram_free_bytes.value == 900 * MIB
 
 
 async def test_a_shadowed_binding_is_named_once_and_the_node_goes_on(

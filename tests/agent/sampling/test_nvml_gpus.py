@@ -1,6 +1,7 @@
 """What replies of the driver's process come to: identities, readings, and what errors mean."""
 
 from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -226,6 +227,69 @@ def test_memory_is_the_hosts_only_where_size_and_name_say_so(fields: dict[str, A
         assert sample.vram_free_bytes.value == 40 * GIB
         assert sample.identity.vram_total_bytes == 64 * GIB
         assert sample.state is GpuState.OK
+
+
+NONE_TOLD = {"vram_total": Refusal(3), "vram_free": Refusal(3), "vram_used": Refusal(3)}
+ZERO = {"vram_total": 0, "vram_free": 0, "vram_used": 0}
+ALL_THE_HOSTS = {"vram_total": 62 * GIB, "vram_free": 62 * GIB, "vram_used": 0}
+
+
+@pytest.mark.parametrize("changes", list(permutations([NONE_TOLD, ZERO, ALL_THE_HOSTS])), ids=str)
+@pytest.mark.parametrize(
+    "built_in", [{"addressing": 2, "name": "NVIDIA N1X"}, {"name": "NVIDIA GB10"}], ids=str
+)
+def test_a_gpu_built_into_the_processor_stays_one_however_its_driver_tells_of_memory(
+    built_in: dict[str, Any], changes: tuple[dict[str, Any], ...]
+) -> None:
+    desk = Desk(**built_in, **changes[0])
+    for change in changes:
+        desk.read(a=change)
+        sample = desk.one
+        assert (sample.state, sample.identity.unified) == (GpuState.OK, True)
+        assert sample.vram_free_bytes.value == 40 * GIB
+        assert sample.identity.vram_total_bytes == 64 * GIB
+
+
+def test_a_card_that_once_told_of_memory_of_its_own_never_shares_the_hosts() -> None:
+    desk = Desk(addressing=2)
+    for change in (FAST, ZERO, NONE_TOLD):
+        desk.read(a=change)
+        assert not desk.one.identity.unified
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ZERO,
+        {"vram_used": 25 * GIB},
+        {"vram_free": 25 * GIB},
+        {"vram_free": 2**64 - 1, "vram_used": 0},
+        {"vram_used": -1},
+        {"vram_total": 2**50},
+        {"vram_total": "24"},
+    ],
+    ids=str,
+)
+def test_of_a_reply_about_memory_with_one_impossible_figure_nothing_is_believed(
+    reply: dict[str, Any],
+) -> None:
+    desk = Desk()
+    desk.read(a=reply)
+    sample = desk.one
+    assert (sample.vram_free_bytes.status, sample.vram_free_bytes.code) == (Status.UNKNOWN, IMPLAUSIBLE)
+    assert sample.util_pct.value == 40
+    assert desk.errors == {IMPLAUSIBLE: 1}
+    assert desk.book.unread() == {sample.identity.key: (f"memory ({IMPLAUSIBLE})",)}
+
+
+@pytest.mark.parametrize(
+    "reply", [{"util": 101}, {"util_memory": 4_000}, {"util": 0, "util_memory": 101}], ids=str
+)
+def test_of_a_reply_about_use_with_one_impossible_figure_nothing_is_believed(reply: dict[str, Any]) -> None:
+    desk = Desk()
+    desk.read(a={"util_memory": 7} | reply)
+    assert desk.one.util_pct.code == IMPLAUSIBLE
+    assert desk.one.vram_free_bytes.value == 18 * GIB
 
 
 def test_a_card_as_large_as_the_host_memory_stays_a_card() -> None:

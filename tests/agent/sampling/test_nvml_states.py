@@ -270,3 +270,70 @@ def test_there_are_never_two_processes_and_no_kill_without_a_term(steps: list[st
                     assert terminated
         assert run.machine.alive == alive
         assert (run.machine.deadline is not None) or run.state in (OFF, READY, UNDEAD)
+
+
+MORE, LAST = states.Exited(True), states.Exited()
+
+
+def refused(code: int) -> states.HelloAnswered:
+    return states.HelloAnswered(code)
+
+
+def test_every_library_is_tried_before_there_is_a_wait_and_the_one_that_answers_is_used() -> None:
+    run = Run()
+    run.tell(SEEN, refused(9), MORE)
+    assert (run.state, run.now) == (STARTING, 0)
+    run.tell(refused(12), MORE, HELLO)
+    assert (run.state, run.machine.code, run.machine.cause) == (READY, 0, None)
+    assert BACKOFF not in [change.state for change in run.changes]
+
+
+@pytest.mark.parametrize(
+    ("codes", "counts", "cause"),
+    [
+        ((9, 18, 12), 18, Cause.INIT),
+        ((12, 9), 9, Cause.INIT),
+        ((9, 4), 4, Cause.DENIED),
+        ((999, 9), 999, Cause.INIT),
+        ((12, 27), 27, Cause.INIT),
+        ((12,), 12, Cause.INIT),
+    ],
+)
+def test_of_libraries_that_all_refuse_the_most_telling_reason_counts(
+    codes: tuple[int, ...], counts: int, cause: Cause
+) -> None:
+    run = Run()
+    run.tell(SEEN)
+    for number, code in enumerate(codes, start=1):
+        run.tell(refused(code), states.Exited(number < len(codes)))
+    assert (run.state, run.machine.code, run.machine.cause) == (BACKOFF, counts, cause)
+
+
+def test_a_library_that_ends_its_process_hides_no_other() -> None:
+    run = Run()
+    run.tell(SEEN, MORE)
+    assert run.state is STARTING
+    run.tell(HELLO)
+    assert run.state is READY
+    run.tell(MORE)
+    assert run.state is BACKOFF
+
+
+def test_a_library_that_refuses_is_tried_ever_more_rarely_and_at_once_when_something_changed() -> None:
+    run = Run()
+    run.tell(SEEN)
+    starts: list[int] = []
+    while run.now < 86_400_000:
+        if run.state is STARTING:
+            starts.append(run.now)
+            run.tell(refused(9), LAST)
+        run.wait(1_000)
+    assert len([at for at in starts if at < 900_000]) <= 8
+    assert len(starts) <= 10 + 24
+    run.tell(states.HardwareSeen(True))
+    assert run.state is BACKOFF
+    run.tell(states.HardwareSeen(True, True))
+    assert run.state is STARTING
+    run.tell(refused(9), LAST)
+    run.wait(6_000)
+    assert run.state is STARTING

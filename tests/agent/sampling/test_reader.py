@@ -28,6 +28,7 @@ class Host:
         self.roots = found
         self.now = 1_000
         self.error: Exception | None = None
+        self.available = 40 * GIB
         self.reader = HostReader(
             found,
             lambda: self.now,
@@ -44,7 +45,7 @@ class Host:
     def _memory(self) -> Memory:
         if self.error is not None:
             raise self.error
-        return Memory(total=64 * GIB, available=40 * GIB, free=GIB)
+        return Memory(total=64 * GIB, available=self.available, free=GIB)
 
     def read(self, *units: str, step_ms: int = 1_000) -> HostSample:
         self.now += step_ms
@@ -64,6 +65,50 @@ def test_available_memory_is_read_and_guest_time_is_left_out(host: Host) -> None
     assert (times.busy, times.idle, times.steal) == ((10.0, 1.0, 4.0, 0.5, 0.25), 52.0, 3.0)
     assert sample.own_cpu_us.value == 5_000
     assert sample.taken_ms == host.now
+
+
+def arcstats(size: int, c_min: int) -> dict[str, str]:
+    rows = {"hits": 7, "c": 30 * GIB, "c_min": c_min, "c_max": 32 * GIB, "size": size, "data_size": 5}
+    lines = "".join(f"{name:<32}4    {value}\n" for name, value in rows.items())
+    return {
+        "spl/kstat/zfs/arcstats": f"13 1 0x01 98 26656 1920163911 65418\nname                            type data\n{lines}"
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "c_min", "left"),
+    [(22 * GIB, GIB, 21 * GIB), (GIB, 2 * GIB, 0), (0, GIB, 0), (2**62, GIB, 64 * GIB - 3 * GIB // 2)],
+)
+def test_the_cache_of_zfs_is_available_down_to_its_minimum_and_never_beyond_all_memory(
+    host: Host, size: int, c_min: int, left: int
+) -> None:
+    host.available = 3 * GIB // 2
+    plant(host.roots.proc, arcstats(size, c_min))
+    sample = host.read()
+    assert (sample.mem_avail_bytes.value, sample.arc_bytes) == (3 * GIB // 2 + left, left)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "name type data\nsize 4 x\nc_min 4 1\n", "size 4 5\n", "\n\nsize\n", "c_min 4 1"]
+)
+def test_a_host_whose_zfs_tells_nothing_usable_has_what_the_kernel_says(host: Host, text: str) -> None:
+    plant(host.roots.proc, {"spl/kstat/zfs/arcstats": text})
+    sample = host.read()
+    assert (sample.mem_avail_bytes.value, sample.arc_bytes) == (40 * GIB, 0)
+
+
+def test_a_limit_of_the_cgroup_holds_for_the_cache_of_zfs_too(tmp_path: Path) -> None:
+    found = roots(
+        tmp_path,
+        proc={"self/mountinfo": V2_MOUNT, "self/cgroup": "0::/box\n", **arcstats(22 * GIB, GIB)},
+        cg={
+            "cgroup.controllers": "memory cpu\n",
+            "box/memory.max": f"{8 * GIB}\n",
+            "box/memory.current": f"{6 * GIB}\n",
+            "box/memory.stat": "inactive_file 0\n",
+        },
+    )
+    assert Host(found).read().mem_avail_bytes.value == 2 * GIB
 
 
 def test_stall_counters_grow_with_the_kernels(host: Host) -> None:
