@@ -143,6 +143,71 @@ class ResidencyDoc(Struct, frozen=True, kw_only=True):
     models: tuple[HeldDoc, ...]
 
 
+class PressedDoc(Struct, frozen=True, kw_only=True):
+    """A signal that holds ``resource`` (of ``gpu``, by its key) at ``level``; ``threshold`` is the bound it passed."""
+
+    resource: str
+    signal: str
+    level: str
+    value: float | None
+    threshold: float | None
+    unit: str
+    gpu: str | None = None
+
+
+class CardDoc(Struct, frozen=True, kw_only=True):
+    """An NVIDIA card on the bus, and the kernel driver it is bound to."""
+
+    bus_id: str
+    driver: str | None
+    in_vm: bool = False
+
+
+class LibraryDoc(Struct, frozen=True, kw_only=True):
+    """One library of the GPU driver that was tried: where it lies (None: the linker found none) and the driver's code,
+    0 for a good start, None if its process ended or hung."""
+
+    path: str | None
+    code: int | None
+
+
+class GpuDoc(Struct, frozen=True, kw_only=True):
+    """One GPU that answers or did. ``unread`` are the readings it does not tell, with their code; ``unified``: its memory
+    is the host's."""
+
+    name: str
+    state: str
+    unified: bool
+    memory_mib: int | None
+    unread: tuple[str, ...] = ()
+
+
+class NvmlDoc(Struct, frozen=True, kw_only=True):
+    """NVIDIA's driver here. ``off``: the settings say not to ask. ``present``: there is something to ask. ``state`` is
+    that of the process that asks; ``kernel`` and ``on_disk`` are versions of the driver."""
+
+    off: bool = False
+    present: bool = False
+    state: str = "off"
+    kernel: str | None = None
+    on_disk: str | None = None
+    wsl: bool = False
+    cards: tuple[CardDoc, ...] = ()
+    libraries: tuple[LibraryDoc, ...] = ()
+    gpus: tuple[GpuDoc, ...] = ()
+
+
+class HostDoc(Struct, frozen=True, kw_only=True):
+    """This host as it was measured last. ``arc_mib`` of the available memory are held by the cache of ZFS, which gives
+    them back on demand; ``pressed`` are the signals behind a level of ``high`` or ``critical``."""
+
+    memory_mib: int | None = None
+    available_mib: int | None = None
+    arc_mib: int = 0
+    pressed: tuple[PressedDoc, ...] = ()
+    nvml: NvmlDoc = NvmlDoc()
+
+
 class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
@@ -150,7 +215,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     cannot be told, so that nobody is offered them, ``untold_models`` how many more this node has than it can tell;
     ``troubles``: by endpoint, in a word why it takes no requests.
     ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
-    nobody got."""
+    nobody got, ``host`` is what was measured here."""
 
     name: str
     id: str
@@ -171,6 +236,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     residency: ResidencyDoc | None = None
     label: str = ""
     log_lines_lost: int = 0
+    host: HostDoc = HostDoc()
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from agent import __version__
+from agent.admin.documents import HostDoc
 from agent.assembly.ground import Ground
 from agent.assembly.placement import PlacementRooms
 from agent.effects.entropy import new_rng
@@ -15,6 +16,7 @@ from agent.engines.outside import Outside
 from agent.engines.watch import EngineWatch, KeyedManifest
 from agent.node.draining import Drains
 from agent.node.engine_log import EngineLog
+from agent.node.host_status import host_doc
 from agent.node.loads import SeenLoads
 from agent.node.own_work import own_work
 from agent.node.speaking import Listeners, Sources, Speaking
@@ -96,6 +98,7 @@ class HostRooms:
         self.sampling_report = SamplingReport(log, clock.boot_ms)
         binding = binding_file()
         self.probe_report = ProbeReport(log, binding)
+        self.nvml = self._gpus(ground, binding)
         self.sampler = Sampler(
             settings.sampling,
             clock,
@@ -108,7 +111,7 @@ class HostRooms:
                 on_notify=self.sampling_report.notify,
                 on_failed=self.sampling_report.failed,
             ),
-            gpus=self._gpus(ground, binding),
+            gpus=self.nvml,
         )
         self.load_metrics = LoadMetrics()
         self.residency = ModelResidency(
@@ -135,6 +138,10 @@ class HostRooms:
             ordered=self.residency.loads,
             clock=clock,
         )
+
+    def measured(self) -> HostDoc:
+        """This host for people, as it was measured last."""
+        return host_doc(self.sampler, self.nvml)
 
     def _gpus(self, ground: Ground, binding: str) -> NvmlClient | None:
         if ground.settings.sampling.nvml == "off":

@@ -188,6 +188,7 @@ class Assembly:
                     endpoints=host.engines.endpoints,
                     residency=host.residency.standings,
                     log_lines_lost=lambda: self.log.lost,
+                    host=host.measured,
                     clock=clock,
                 ),
                 decisions=Recalling(placement.placing, self.journal, relay.observing.settle),

@@ -10,14 +10,16 @@ from typing import Final
 
 import msgspec
 
-from agent.admin.documents import StatusDoc
-from agent.cli import findings
+from agent.admin.documents import CardDoc, NvmlDoc, StatusDoc
+from agent.cli import findings, gpu_findings
 from agent.cli.columns import columns
 from agent.cli.config import faults_of, unread
 from agent.cli.daemon_client import DaemonClient, Refused, Unreachable
 from agent.cli.exits import Exit
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import installed, unmet
+from agent.sampling.driver import look_for_driver
+from agent.sampling.files import Roots
 from agent.settings.load import Settings, load
 from agent.store.folders import SOCKET_PATH_MOST, Folders
 
@@ -28,7 +30,7 @@ SERVICE_RUNTIME: Final = Path("/run/pairmesh")
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "Look at folders, settings, versions, clock, the daemon, its ports, engines and members, and say\n"
+        "Look at folders, settings, versions, clock, the daemon, its ports, GPUs, engines and members, and say\n"
         "what to do about what is not as it should be. Changes nothing. Exit status 1 if something is bad."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -62,11 +64,21 @@ def examine(folders: Folders, service_runtime: Path = SERVICE_RUNTIME) -> Iterat
         {f"{name} {at}": _accepts(at) for name, at in where.items()}, status is not None
     )
     if status is None:
+        yield from gpu_findings.gpu(_gpu_files(), asked=False)
         yield Finding(health=Health.SKIPPED, about="engines", said="only a running daemon knows")
         yield Finding(health=Health.SKIPPED, about="members", said="only a running daemon knows")
     else:
+        yield from gpu_findings.host(status.own.host)
+        yield from gpu_findings.gpu(status.own.host.nvml)
         yield from findings.own_node(status)
         yield from findings.members(status)
+
+
+def _gpu_files() -> NvmlDoc:
+    """What files alone tell of NVIDIA's driver and cards."""
+    seen = look_for_driver(Roots(), os.environ.get("LD_LIBRARY_PATH", ""), None)
+    cards = (CardDoc(bus_id=card.bus_id, driver=card.driver, in_vm=card.in_vm) for card in seen.cards)
+    return NvmlDoc(present=seen.present, kernel=seen.loaded, wsl=seen.wsl, cards=tuple(cards))
 
 
 def folder_facts(folders: Folders) -> Iterator[FolderFacts]:

@@ -6,6 +6,7 @@ from typing import Final
 from agent.admin.documents import EngineDoc, HeldDoc, MemberDoc, ResidencyDoc, StatusDoc
 from agent.cli.columns import UNKNOWN, columns, count, duration, printable, seconds
 from agent.cli.drain import said
+from agent.cli.pressure_lines import pressed_lines
 from router_core.ids import NodeId, short_id
 
 _HEAD: Final = ("NODE", "STATE", "AGE", "LEVEL", "ENGINES", "WARM", "IN FLIGHT", "TOK/S", "LINK")
@@ -32,6 +33,8 @@ def status_text(status: StatusDoc) -> str:
         lines += ["", *(said(drain) for drain in own.drains)]
     if own.unfit_names:
         lines += ["", *(unfit(name, how_many) for name, how_many in own.unfit_names.items())]
+    if own.host.pressed:
+        lines += ["", *pressed_lines(own.host.pressed)]
     if own.faults:
         lines += ["", *(f"fault: {fault}" for fault in own.faults)]
     return "\n".join(printable(line) for line in lines) + "\n"

@@ -9,6 +9,7 @@ from agent import __version__
 from agent.admin.documents import (
     DrainDoc,
     HeldDoc,
+    HostDoc,
     LinkDoc,
     OwnDoc,
     PolicyDoc,
@@ -48,6 +49,7 @@ class NodePicture:
         endpoints: Callable[[], Mapping[str, EndpointStatus]],
         residency: Callable[[], Standings | None],
         log_lines_lost: Callable[[], int],
+        host: Callable[[], HostDoc],
         clock: Clock,
     ) -> None:
         self._membership = membership
@@ -61,6 +63,7 @@ class NodePicture:
         self._endpoints = endpoints
         self._residency = residency
         self._log_lines_lost = log_lines_lost
+        self._host = host
         self._clock = clock
         self._began_ms = clock.boot_ms()
 
@@ -100,6 +103,7 @@ class NodePicture:
                 residency=_residency_doc(self._residency()),
                 label=self._board.current.labels[membership.own.node_id],
                 log_lines_lost=self._log_lines_lost(),
+                host=self._host(),
             ),
             members=members_of(
                 self._board.current,

@@ -17,6 +17,7 @@ from agent.sampling.host import HostAnswer, HostThread, Tick
 from agent.settings.load import SamplingSettings
 from router_core.policy.pressure import PROFILES, SERVER, PressurePolicy, with_overrides
 from router_core.pressure.gpus import GpuTracks
+from router_core.pressure.level import Pressed
 from router_core.pressure.machine import (
     Action,
     Notify,
@@ -29,8 +30,9 @@ from router_core.pressure.machine import (
 from router_core.pressure.samples import GpuSample, HostSample, Sampled, Status, aged, missing
 from router_core.pressure.signals import OwnUse, host_inputs
 from router_core.pressure.split import Cooldown, CpuSplit, OwnTrace
-from router_core.record.state import Flag
+from router_core.record.state import Flag, GpuState
 
+NO_LOAD_STATES: Final = frozenset({GpuState.LOST, GpuState.DRAIN, GpuState.RELEASED, GpuState.DENIED})
 DEFAULT_UNITS: Final = {
     "ollama": "ollama.service",
     "llamacpp": "llama-server.service",
@@ -180,6 +182,10 @@ class Sampler:
         """The time between ticks at present."""
         return self._period_ms
 
+    def pressed(self) -> tuple[Pressed, ...]:
+        """The signals behind a level of HIGH or above now."""
+        return self._machine.pressed()
+
     def worked(self) -> None:
         """A request of ours enters or leaves a local engine, be it between two ticks."""
         self._trace.note(self._clock.boot_ms())
@@ -307,8 +313,7 @@ class Sampler:
         told = [gpu.sample.vram_free_bytes.status for gpu in gpus] + [gpu.external_pct.status for gpu in gpus]
         if {memory.status, external.status, *told} & {Status.STALE, Status.UNKNOWN}:
             flags |= Flag.SENSOR_STALE
-        usable = any(gpu.sample.usable for gpu in gpus)
-        if memory.value is None or reboot_pending or ((expected or gpus) and not usable):
+        if reboot_pending or (gpus and all(gpu.sample.state in NO_LOAD_STATES for gpu in gpus)):
             flags |= Flag.NO_LOAD
         self.latest = Sampled(
             at_ms=now,

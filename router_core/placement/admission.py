@@ -47,7 +47,7 @@ class Squeeze(Struct, frozen=True, gc=False, kw_only=True):
     """Pressure on one endpoint: the gate with the resource that closed it, and the score in 0..1.
 
     ``SOFT`` excludes unless nothing else is left. ``loads`` is False where cold loads are excluded besides, with
-    ``no_loads`` saying why.
+    ``no_loads`` saying why; ``unsure`` where nobody knows whether there is memory for one.
     """
 
     gate: Gate
@@ -55,6 +55,7 @@ class Squeeze(Struct, frozen=True, gc=False, kw_only=True):
     score: float
     detail: str | None = None
     no_loads: str | None = None
+    unsure: bool = False
 
 
 FREE = Squeeze(gate=Gate.OPEN, loads=True, score=0.0)
@@ -68,13 +69,14 @@ def squeeze_of(static: Static, volatile: Volatile, engine: EngineFacts, unknown:
     gpus = _gpus_of(static, volatile, engine)
     score, gate = 0.0, Gate.OPEN
     detail = None
+    unsure = False
     no_loads = "no_load" if volatile.flags & _NO_LOAD else None
     for code in _EXPECTED:
         row = resources.get(code)
         if (row is None or row.score_c is None) and (static.gpus or code not in _GPU_RESOURCES):
             score = max(score, unknown)
         if (row is None or row.level is None) and code in _MEMORIES and not _unlimited(code, static, gpus):
-            no_loads = no_loads or "unknown"
+            unsure = True
     for row in volatile.resources:
         if row.score_c is not None:
             score = max(score, row.score_c / 100.0)
@@ -91,7 +93,14 @@ def squeeze_of(static: Static, volatile: Volatile, engine: EngineFacts, unknown:
             score = max(score, gpu.score_c / 100.0)
         if gpu.level is not None and gpu.level >= Level.CRITICAL:
             gate, detail = Gate.SHUT, "gpu"
-    return Squeeze(gate=gate, loads=no_loads is None, score=min(1.0, score), detail=detail, no_loads=no_loads)
+    return Squeeze(
+        gate=gate,
+        loads=no_loads is None,
+        score=min(1.0, score),
+        detail=detail,
+        no_loads=no_loads,
+        unsure=unsure,
+    )
 
 
 def shed_share(saturation: float, policy: PlacementPolicy) -> float:

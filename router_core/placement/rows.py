@@ -272,7 +272,7 @@ def row_of(
         cloud=bool(engine.flags & _CLOUD),
         down=_down(node, load, alone),
         draining=node.draining or load.state == EngineState.DRAINING,
-        backup=_backup(node, load),
+        backup=_backup(node, load) or ("unknown" if squeeze.unsure and not (resident or loading) else None),
         resident=resident,
         loading=loading,
         loadable=loading or engine.load_policy == LoadPolicy.ON_DEMAND,

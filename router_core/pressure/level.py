@@ -46,6 +46,18 @@ class Transition(Struct, frozen=True, gc=False, kw_only=True):
     gpu: str | None = None
 
 
+class Pressed(Struct, frozen=True, gc=False, kw_only=True):
+    """A signal that holds its resource at ``level`` now, with its value and the bound it passed."""
+
+    signal: str
+    resource: str
+    level: Level
+    value: float | None
+    threshold: float | None
+    unit: str
+    gpu: str | None = None
+
+
 class SignalLevel:
     """The machine of one row, of the host or of one GPU. ``level``, ``score`` and ``value`` are None while the signal is unknown."""
 
@@ -95,6 +107,22 @@ class SignalLevel:
         if self._exit_since is not None and rule is not None:
             due.append(self._exit_since + rule.hold_out_ms)
         return min(due, default=None)
+
+    def pressed(self, least: Level) -> Pressed | None:
+        """What this signal says if it counts and is at ``least`` or above."""
+        level = self.level
+        if level is None or level < least or not self.counts:
+            return None
+        rule = self._rule(level)
+        return Pressed(
+            signal=self.row.signal,
+            resource=self.row.resource,
+            level=level,
+            value=self.value,
+            threshold=None if rule is None else rule.enter.at(self._whole),
+            unit=self.row.unit,
+            gpu=self.gpu,
+        )
 
     def step(self, entry: Input, now: int) -> Transition | None:
         """Take the signal as it stands at ``now``."""

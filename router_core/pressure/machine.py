@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from router_core.policy.pressure import PressurePolicy, Row
-from router_core.pressure.level import Input, SignalLevel, Transition
+from router_core.pressure.level import Input, Pressed, SignalLevel, Transition
 from router_core.pressure.samples import ResourceState, unsupported
 from router_core.record.state import Level, ResourceCode
 
@@ -90,6 +90,10 @@ class PressureMachine:
     @property
     def profile(self) -> str:
         return self._policy.profile
+
+    def pressed(self, least: Level = Level.HIGH) -> tuple[Pressed, ...]:
+        """The signals that hold a resource at ``least`` or above now."""
+        return tuple(found for signal in self._every() if (found := signal.pressed(least)) is not None)
 
     def handle(self, event: Event, now: int) -> list[Action]:
         match event:

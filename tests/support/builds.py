@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from msgspec.structs import replace
 
 from agent import daemon
@@ -35,6 +36,7 @@ from router_core.record.state import Static, Volatile
 STALE_MS: Final = 2_500
 BLOCKED_S: Final = 1.5
 PROC_VARIABLE: Final = "PAIRMESH_TEST_PROC"
+TREE_VARIABLE: Final = "PAIRMESH_TEST_TREE"
 MESSAGE_VARIABLE: Final = "PAIRMESH_TEST_MESSAGE"
 WALL_VARIABLE: Final = "PAIRMESH_TEST_WALL"
 
@@ -53,6 +55,16 @@ class ForeignHost(Assembly):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.roots = Roots(proc=Path(os.environ[PROC_VARIABLE]))
+
+
+class TreeHost(Assembly):
+    """Its host is a folder tree: ``proc``, ``sys``, ``cg`` and ``dev`` below the folder that ``TREE_VARIABLE`` names."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        tree = Path(os.environ[TREE_VARIABLE])
+        psutil.PROCFS_PATH = str(tree / "proc")
+        self.roots = Roots(proc=tree / "proc", sys=tree / "sys", cg=tree / "cg", dev=tree / "dev")
 
 
 class Deaf:
@@ -189,6 +201,7 @@ BUILDS: Final[Mapping[str, tuple[type[Assembly], Callable[[Assembly], daemon.Dae
     "blocking": (Assembly, Blocking),
     "hasty": (Assembly, HASTY),
     "foreign-proc": (ForeignHost, HASTY),
+    "host-tree": (TreeHost, daemon.Daemon),
     "deaf-ingress": (DeafNode, HASTY),
     "stalled-mesh": (StalledNode, HASTY),
     "broken": (Assembly, Broken),

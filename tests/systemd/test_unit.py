@@ -144,6 +144,7 @@ def test_settings_belong_to_root_and_are_readable_by_the_daemon_alone() -> None:
         ("attribution", {"ProtectProc": ["default"]}),
         ("credentials", {"LoadCredentialEncrypted": ["vllm-key"]}),
         ("spill-targets", {"IPAddressAllow": ["203.0.113.7 2001:db8::7"]}),
+        ("wsl", {"DeviceAllow": ["/dev/dxg rw"]}),
     ],
 )
 def test_an_example_drop_in_changes_one_thing(name: str, expected: dict[str, list[str]]) -> None:
@@ -155,4 +156,5 @@ def test_every_example_drop_in_is_tested() -> None:
         "attribution",
         "credentials",
         "spill-targets",
+        "wsl",
     }

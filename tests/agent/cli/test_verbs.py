@@ -373,6 +373,7 @@ async def test_doctor_looks_at_everything_and_changes_nothing(pairmesh: Host, da
         "daemon",
         "clock",
         "ports",
+        "gpu",
         "engines",
         "members",
     }

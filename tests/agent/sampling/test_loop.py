@@ -195,7 +195,7 @@ async def test_a_stuck_thread_never_holds_up_a_tick_and_its_fields_age(tmp_path:
         desk.clock.ahead_ms = 11_000
         await until(lambda: desk.last.mem_avail_bytes.status is Status.UNKNOWN)
         assert desk.last.mem_avail_bytes.value is None
-        assert desk.last.flags == Flag.SENSOR_STALE | Flag.DEGRADED | Flag.NO_LOAD
+        assert desk.last.flags == Flag.SENSOR_STALE | Flag.DEGRADED
         assert len(desk.asked) == held + 1
         assert desk.sampler.heartbeat_ms == beat
         desk.free.set()
@@ -209,7 +209,7 @@ async def test_a_host_that_never_answers_is_published_as_unknown(tmp_path: Path)
     task = asyncio.create_task(desk.sampler.run())
     await until(lambda: len(desk.published) > 2)
     assert desk.last.host is None
-    assert desk.last.flags == Flag.SENSOR_STALE | Flag.NO_LOAD
+    assert desk.last.flags == Flag.SENSOR_STALE
     assert {state.level for state in desk.last.resources} == {None}
     desk.free.set()
     task.cancel()
@@ -327,7 +327,8 @@ async def test_own_work_between_two_ticks_is_never_taken_for_somebody_elses(tmp_
     ("changes", "flags"),
     [
         ({"state": GpuState.LOST}, Flag.NO_LOAD),
-        ({"state": GpuState.UNRESPONSIVE, "degraded": True}, Flag.NO_LOAD | Flag.DEGRADED),
+        ({"state": GpuState.DENIED}, Flag.NO_LOAD),
+        ({"state": GpuState.UNRESPONSIVE, "degraded": True}, Flag.DEGRADED),
         ({"reboot_pending": True}, Flag.NO_LOAD),
         ({"state": GpuState.UNSUPPORTED}, Flag(0)),
     ],

@@ -43,14 +43,19 @@ def squeezed(static=None, **over):
         (level(R.CPU, L.HIGH), Gate.SOFT, True, "cpu"),
         (level(R.ACTIVITY, L.CRITICAL), Gate.SHUT, True, "activity"),
         (level(R.VRAM, L.CRITICAL), Gate.SHUT, True, "vram"),
-        (level(R.VRAM, None), Gate.OPEN, False, "unknown"),
-        (level(R.MEMORY, None), Gate.OPEN, False, "unknown"),
         (level(77, L.HIGH), Gate.SOFT, True, "other"),
     ],
 )
 def test_each_level_closes_what_the_map_says(resources, gate, loads, why):
     found = squeezed(resources=resources)
     assert (found.gate, found.loads, found.detail or found.no_loads) == (gate, loads, why)
+
+
+@pytest.mark.parametrize("code", [R.VRAM, R.MEMORY])
+def test_memory_that_nobody_knows_keeps_no_load_out_and_makes_it_a_last_resort(code):
+    found = squeezed(resources=level(code, None))
+    assert (found.gate, found.loads, found.unsure) == (Gate.OPEN, True, True)
+    assert not squeezed(resources=CALM).unsure
 
 
 def test_the_flag_no_load_refuses_loads_and_serves_residents():

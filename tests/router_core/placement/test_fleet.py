@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from router_core.ids import id16_of
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Fleet, Live, fold_fleet, herd_multiplier
+from router_core.placement.reasons import Action
 from router_core.placement.rows import logistic
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, ProfileKey, Result
@@ -28,12 +29,13 @@ from router_core.record.state import (
     ModelState,
     ProfileFacts,
     ResidentModel,
+    ResourceCode,
     Role,
     SeenRouter,
 )
 from router_core.view.cluster import ClusterView
 from router_core.view.fold import fold
-from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
+from tests.support.cluster_views import CALM, a_change, a_member, a_static, a_view, a_volatile
 from tests.support.fleets import (
     ME,
     NOW,
@@ -100,6 +102,16 @@ def test_a_row_says_who_where_and_what():
 )
 def test_what_a_node_says_decides_whether_it_is_up(over, field, value):
     assert getattr(the_row(**over), field) == value
+
+
+def test_a_cold_model_where_nobody_knows_of_memory_is_a_last_resort_and_a_warm_one_is_none():
+    blind = tuple(row for row in CALM if row.code != ResourceCode.VRAM)
+    over = cold()
+    over["volatile"] = a_volatile(residents=(), resources=blind)
+    row = the_row(**over)
+    assert (row.backup, row.loads, row.gate) == ("unknown", True, Gate.OPEN)
+    assert the_row(volatile=a_volatile(resources=blind)).backup is None
+    assert decided(a_request(), folded(a_view(a_change("a", **over)))).action is Action.ROUTE_COLD
 
 
 def test_a_node_without_the_role_is_untrusted():
