@@ -24,7 +24,7 @@ from agent.node.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
 from agent.observe.log import Severity, stream_log
 from agent.relay.ports import Phase
-from agent.relay.wiring import review_on_change, watch_silence
+from agent.relay.wiring import review_on_change, watch_lateness
 from agent.settings.load import Settings
 from agent.store.folders import Folders, RefuseToStart
 from router_core.record.state import LeaveReason
@@ -127,7 +127,7 @@ class Daemon:
             "discovery": lambda: node.mesh.discovery.run(partial(announced_addresses, settings.mesh.listen)),
             "addresses": self._follow_addresses,
             "review": lambda: review_on_change(node.placement.board, node.relay.wiring),
-            "silence": lambda: watch_silence(node.relay.wiring, node.placement.suspects),
+            "lateness": lambda: watch_lateness(node.relay.wiring),
             "watchdog": lambda: keep_watchdog(notifier, self._parts(), self._stale),
             "log": self._sum_up_log,
         }

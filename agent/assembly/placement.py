@@ -14,13 +14,14 @@ from agent.settings.policy import PolicyRead, load_policy
 from agent.store.folders import RefuseToStart
 from router_core.errors import LocalMisuse
 from router_core.exchange.breaker import Breakers
+from router_core.exchange.lateness import Lateness
 from router_core.ids import id8_of
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Fleet, Live
 from router_core.placement.hold import Hold
 from router_core.placement.holding import Holding
 from router_core.placement.ledger import Ledger
-from router_core.placement.request import Endpoint, RequestClass
+from router_core.placement.request import RequestClass
 from router_core.placement.sessions import Sessions
 from router_core.policy.authority import AuthorityMode, AuthorityPolicy
 from router_core.policy.exchange import ExchangePolicy
@@ -42,7 +43,7 @@ class PlacementRooms:
         self.work = WatchedWork()
         self.ledger = Ledger(id8_of(own.id16), random_u32(), self.work)
         self.breakers = Breakers(self.exchange_policy)
-        self.suspects: set[Endpoint] = set()
+        self.lateness = Lateness(self.exchange_policy)
         self.leaving: set[tuple[str, str]] = set()
         self.demand = Demand()
         self.hold = Hold(self.policy)
@@ -61,7 +62,8 @@ class PlacementRooms:
                 ledger=self.ledger,
                 breakers=self.breakers,
                 hold=self.hold,
-                suspects=self.suspects,
+                suspects=self.lateness.suspects,
+                late=self.lateness.costs,
                 leaving=self.leaving,
                 spilling=spilling,
             ),

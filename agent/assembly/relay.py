@@ -102,6 +102,7 @@ class RelayRooms:
             rng=new_rng(),
             in_hand=Hands(clock),
             holding=placement.holding,
+            lateness=placement.lateness,
             first_bytes=EngineWaits(engines),
         )
         self._log = ground.log

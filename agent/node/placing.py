@@ -35,8 +35,10 @@ from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Choice, DecisionRecord
 from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest, RequestClass
 from router_core.placement.sessions import Sessions, session_key
-from router_core.placement.survey import Survey, survey
+from router_core.placement.survey import Survey, has_other, survey
+from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
+from router_core.record.state import Dialect
 
 
 class Keeping(Protocol):
@@ -184,6 +186,7 @@ class Choosing:
     __slots__ = (
         "_is_counted",
         "_placing",
+        "_spare",
         "_ticket",
         "_told_by",
         "asked",
@@ -214,6 +217,7 @@ class Choosing:
         self._is_counted = False
         self._told_by: str | None = None
         self._ticket: int | None = None
+        self._spare: tuple[int, Choice] | None = None
         self.until_ms = until_ms
 
     def consult(self) -> Coroutine[None, None, None] | None:
@@ -267,6 +271,45 @@ class Choosing:
         refusal = turned(decision, self._told_by)
         return refusal if decision.hold is None else self._queued(request, decision.hold, refusal)
 
+    @property
+    def hedge(self) -> Hedge:
+        """The policy's word, unless the answer leaves something behind where it is given."""
+        keeps = self.asked.dialect is Dialect.RESPONSES
+        return Hedge.OFF if self.request is None or keeps else self._placing.policy.hedge
+
+    def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
+        """Whether an endpoint that gives signs of life could take the request now, beside these. Reserves nothing."""
+        if self.request is None:
+            return False
+        request = replace(self.request, attempt=2, tried=tried, refused=refused)
+        fleet = self._placing.fleet()
+        return has_other(request, fleet, fleet.policy, now)
+
+    def spare(
+        self,
+        *,
+        beside: Routed,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+    ) -> Routed | None:
+        """A second attempt goes to a warm endpoint of the mesh with a free place, and nowhere while the first one waits for
+        its model to be loaded: that would load it twice. The record stays that of the first one's decision."""
+        placing, request, told_by = self._placing, self.request, self._told_by
+        fleet = placing.fleet()
+        row = fleet.row(beside.at, beside.served)
+        if request is None or told_by is None or (row is not None and not row.resident):
+            return None
+        request = replace(request, attempt=attempt, tried=tried, refused=refused, spare=True)
+        decision = decide(request, fleet, fleet.policy, now, placing.rng, called=told_by)
+        choice = decision.chosen
+        if choice is None:
+            return None
+        there = self._reserve(decision, choice, fleet.policy, now)
+        self._spare = there.seq, choice
+        return there
+
     def _misunderstood(self) -> Turned:
         """The refusal of a request whose hints narrow it nobody knows how."""
         reason = Reason.HINT_MALFORMED
@@ -280,6 +323,8 @@ class Choosing:
 
     def first_token(self, seq: int) -> None:
         self._placing.ledger.first_token(seq)
+        if self._spare is not None and self._spare[0] == seq:
+            self.choice = self._spare[1]
 
     def finish(self, seq: int) -> None:
         self._placing.ledger.finish(seq)

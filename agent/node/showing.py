@@ -11,6 +11,7 @@ from router_core.placement.names import nearest
 from router_core.placement.owner import choose_owner
 from router_core.placement.reasons import Reason
 from router_core.placement.request import Endpoint, PlacementRequest
+from router_core.policy.exchange import Hedge
 
 ANSWER_MS = 15_000
 """How long a question may take, all attempts together."""
@@ -100,6 +101,26 @@ class Question:
             ect_ms=left_ms / 3,
             service_ms=0.0,
         )
+
+    @property
+    def hedge(self) -> Hedge:
+        """Whoever is asked answers in time, or the next one is asked."""
+        return Hedge.OFF
+
+    def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
+        """Whether another owner could be asked."""
+        return isinstance(self.decide(attempt=2, tried=tried, refused=refused, now=now), Routed)
+
+    def spare(
+        self,
+        *,
+        beside: Routed,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+    ) -> None:
+        """One at a time."""
 
     def held_ms(self, now: int) -> None:
         """Questions never wait."""

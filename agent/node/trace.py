@@ -25,6 +25,7 @@ from agent.relay.ports import (
 from agent.store.folders import RefuseToStart
 from router_core.ids import Id16, id16_of, id32_of
 from router_core.placement.request import Endpoint
+from router_core.policy.exchange import Hedge
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Role
 from router_core.view.cluster import ClusterView
@@ -141,6 +142,27 @@ class _TracedChoosing:
     ) -> Routed | Turned | Queued:
         told = self._inner.decide(attempt=attempt, tried=tried, refused=refused, now=now)
         if isinstance(told, Routed):
+            self._owner.placed(told, attempt)
+        return told
+
+    @property
+    def hedge(self) -> Hedge:
+        return self._inner.hedge
+
+    def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
+        return self._inner.has_other(tried=tried, refused=refused, now=now)
+
+    def spare(
+        self,
+        *,
+        beside: Routed,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+    ) -> Routed | None:
+        told = self._inner.spare(beside=beside, attempt=attempt, tried=tried, refused=refused, now=now)
+        if told is not None:
             self._owner.placed(told, attempt)
         return told
 

@@ -37,9 +37,10 @@ class Attempt:
     down, as an answer that begins passes them on."""
 
     __slots__ = (
+        "asked_for_body",
         "body",
+        "body_ms",
         "connected_ms",
-        "continued",
         "dispatched_ms",
         "first_byte_ms",
         "head_ms",
@@ -62,10 +63,11 @@ class Attempt:
         self.dispatched_ms = dispatched_ms
         self.connected_ms: float | None = None
         self.sent_ms: float | None = None
+        self.body_ms: float | None = None
         self.head_ms: float | None = None
         self.first_byte_ms: float | None = None
         self.last_byte_ms: float | None = None
-        self.continued = False
+        self.asked_for_body = False
         self.status = 0
         self.headers: Headers = []
         self.lines = b""
@@ -105,8 +107,8 @@ class Attempt:
         refused = value_of(headers, b"x-pairmesh-refused")
         if refused is not None:
             self.mode, self.refusal = Mode.REFUSED, _REFUSALS.get(refused, "refused")
-        elif value_of(headers, b"x-pairmesh-error") is not None:
-            self.mode = Mode.FAULT
+        elif (fault := value_of(headers, b"x-pairmesh-error")) is not None:
+            self.mode, self.refusal = Mode.FAULT, fault.decode("latin-1")
         told = value_of(headers, b"x-pairmesh-state")
         return None if told is None else decode_state(told)
 

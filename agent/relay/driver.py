@@ -1,8 +1,8 @@
 """Drives one request: turns the exchange machine's actions into IO, and what IO does into its events.
 
-One ``Courier`` per request, called straight from the protocols' callbacks; a task is only spawned to dial.
-Whatever happens, an attempt's reservation and counters are given back where the attempt ends. Refuses to know
-framing (the connections do that), dialects (a ``Voice`` tells errors) and how an endpoint is chosen.
+One ``Courier`` per request and one ``Leg`` per attempt, called straight from the protocols' callbacks; a task is only
+spawned to dial. Whatever happens, an attempt's reservation and counters are given back where the attempt ends. Refuses
+to know framing (the connections do that), dialects (a ``Voice`` tells errors) and how an endpoint is chosen.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any
 from agent.relay.answering import Answering
 from agent.relay.attempt import HELD_ANSWER, Attempt, Mode, attempt_report
 from agent.relay.front import Client
+from agent.relay.headers import value_of
 from agent.relay.intake import Request
 from agent.relay.parcel import Parcel
 from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request
@@ -19,14 +20,97 @@ from agent.relay.pool import ConnectFailed
 from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from agent.relay.route import format_route, route_of
 from agent.relay.upstream import AnswerHead, UpstreamConnection
+from agent.relay.vital import Vital, Watch
 from agent.relay.wiring import Voice, Wiring, tell_breakers
 from router_core.exchange import events as ev
-from router_core.exchange.failure import Cause, FailureClass
+from router_core.exchange.failure import Cause, FailureClass, is_overloaded
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.exchange.patience import silence_limit_ms
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
+
+_LOST_PEERS = (Liveness.GONE, Liveness.LEFT, Liveness.REMOVED)
+
+
+class Leg(Attempt):
+    """One attempt: its notes, its connection, and what it hears from there."""
+
+    __slots__ = ("courier", "dialling", "number", "place", "routed", "suspect", "upstream", "watch")
+
+    def __init__(
+        self, courier: "Courier", number: int, routed: Routed, place: Place | None, dispatched_ms: float
+    ) -> None:
+        super().__init__(peer=routed.node is not None, dispatched_ms=dispatched_ms)
+        self.courier = courier
+        self.number = number
+        self.routed = routed
+        self.place = place
+        self.upstream: UpstreamConnection | None = None
+        self.dialling: asyncio.Task[Any] | None = None
+        self.suspect = False
+        self.watch = Watch()
+
+    def abort(self) -> None:
+        """Stop dialling, or drop the connection."""
+        if self.dialling is not None:
+            self.dialling.cancel()
+            self.dialling = None
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abort()
+
+    def continued(self) -> None:
+        self.asked_for_body = True
+        self.courier.hear(ev.Continued(attempt=self.number))
+
+    def head(self, head: AnswerHead, length: int | None) -> None:
+        """A head asks for nothing and moves no deadline: the machine hears of it with what comes next."""
+        courier = self.courier
+        self.heard_head(head, length, courier.tick())
+        if self.peer and (state := self.heard_peer(head.headers)) is not None:
+            courier.heard_state(*state)
+        if self.mode is Mode.PASS:
+            if self.peer and not self.asked_for_body:
+                self.abort()
+                courier.step(ev.Lost(attempt=self.number, cause=Cause.PROTOCOL))
+            else:
+                courier.note(ev.HeadReceived(attempt=self.number, status=head.status))
+        elif self.peer and not self.asked_for_body and self.upstream is not None:
+            self.upstream.send_no_body()
+
+    def data(self, data: bytes, ended: bool) -> None:
+        courier = self.courier
+        if ended:
+            self.upstream = None
+        now = courier.tick()
+        if data:
+            self.heard_bytes(data, now)
+        if self.mode is not Mode.PASS:
+            self.held.append(data)
+            if ended or self.size >= HELD_ANSWER:
+                courier.judge(self, ended)
+            return
+        number = self.number
+        if courier.is_streaming:
+            if data:
+                courier.client.push(data)
+            if not ended:
+                courier.client.flush()
+                return
+        elif data:
+            self.held.append(data)
+            first = ev.FirstByteReceived(attempt=number)
+            if not ended:
+                courier.step(first)
+                return
+            courier.note(first)
+        if ended:
+            courier.step(ev.BodyEnded(attempt=number))
+
+    def lost(self, cause: Cause, stale: bool) -> None:
+        self.upstream = None
+        self.courier.hear(ev.Lost(attempt=self.number, cause=cause, stale=stale))
 
 
 class Courier:
@@ -36,28 +120,25 @@ class Courier:
         "_admitted",
         "_answer",
         "_asked",
-        "_attempt",
         "_choosing",
-        "_client",
+        "_chosen",
         "_closed",
         "_consulting",
-        "_dialling",
         "_flowing_ms",
         "_inbox",
+        "_last",
+        "_legs",
         "_machine",
         "_now",
         "_parcel",
-        "_place",
         "_request",
-        "_routed",
         "_slow_client",
         "_stepping",
-        "_suspect",
         "_ticket",
         "_turned",
-        "_upstream",
         "_voice",
         "_w",
+        "client",
         "due",
     )
 
@@ -77,34 +158,32 @@ class Courier:
         self._w = wiring
         self._choosing = choosing
         self._voice = voice
-        self._client = client
+        self.client = client
         self._request = request
         self._asked = asked
         self._parcel = parcel
         self._answer = Answering(voice, client, request, asked, parcel)
         self._admitted = admitted
-        self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms)
+        self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms, hedge=choosing.hedge)
         self._inbox: list[ev.Event] = []
         self._stepping = False
         self._consulting: asyncio.Task[Any] | None = None
         self._now = 0.0
         self.due: int | None = None
-        self._dialling: asyncio.Task[Any] | None = None
-        self._upstream: UpstreamConnection | None = None
-        self._attempt: Attempt | None = None
-        self._routed: Routed | None = None
-        self._place: Place | None = None
+        self._chosen: tuple[Routed, Place | None] | None = None
+        self._legs: list[Leg] = []
+        self._last: Leg | None = None
         self._turned: Turned | None = None
         self._flowing_ms: float | None = None
         self._ticket: int | None = None
-        self._slow_client = self._suspect = self._closed = False
+        self._slow_client = self._closed = False
 
     def start(self) -> "Courier":
         """Begin; returns itself."""
         counsel = self._choosing.consult()
         self._w.in_hand.add(self)
         if counsel is None:
-            self._hear(_BEGUN)
+            self.hear(_BEGUN)
         else:
             self._consulting = self._w.tasks.spawn(self._consult(counsel), "consult")
         return self
@@ -116,26 +195,26 @@ class Courier:
         except Exception as exc:
             self._w.observer.failed("consult", exc)
         self._consulting = None
-        self._hear(_BEGUN)
+        self.hear(_BEGUN)
 
     # --- what the client does --------------------------------------------------------------------------------
 
     def client_gone(self) -> None:
-        self._hear(ev.ClientGone())
+        self.hear(ev.ClientGone())
 
     def client_stalled(self) -> None:
         self._slow_client = True
-        self._hear(ev.ClientGone())
+        self.hear(ev.ClientGone())
 
     def pause(self) -> None:
         self._flowing_ms = None
-        if self._upstream is not None:
-            self._upstream.transport.pause_reading()
+        if self._last is not None and self._last.upstream is not None:
+            self._last.upstream.transport.pause_reading()
 
     def resume(self) -> None:
-        self._flowing_ms = self._tick()
-        if self._upstream is not None:
-            self._upstream.transport.resume_reading()
+        self._flowing_ms = self.tick()
+        if self._last is not None and self._last.upstream is not None:
+            self._last.upstream.transport.resume_reading()
 
     # --- what the node does ----------------------------------------------------------------------------------
 
@@ -146,135 +225,123 @@ class Courier:
 
     def shut_down(self) -> None:
         """The node stops now: tell the client the truth."""
-        self._hear(ev.ShuttingDown())
+        self.hear(ev.ShuttingDown())
 
     def time_passed(self) -> None:
         """``due`` has come."""
-        last = None if self._attempt is None else self._attempt.last_byte_ms
-        self._hear(ev.TimePassed(last_byte_ms=None if last is None else int(last)))
-
-    @property
-    def last_byte_ms(self) -> float | None:
-        """When the latest byte of the current answer came, boot ms; None before the first."""
-        return None if self._attempt is None else self._attempt.last_byte_ms
-
-    def give_up(self) -> None:
-        """The endpoint is silent to everybody. A peer's request waits as long as its own router lets it."""
-        if not self._admitted:
-            self._hear(ev.EndpointFellSilent())
+        leg = self._last
+        if leg is None or leg.last_byte_ms is None:
+            self.hear(ev.TimePassed())
+        else:
+            begun = leg.stream is None or leg.tail.first_content_ms is not None
+            self.hear(ev.TimePassed(last_byte_ms=int(leg.last_byte_ms), content=begun))
 
     def cut_off(self, at: Endpoint) -> None:
         """The endpoint is given up: if this request is there, it goes elsewhere, or its client is told the truth."""
-        if self._routed is not None and self._routed.at == at and self._attempt is not None:
-            self._abort_upstream()
-            self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.GONE))
+        for leg in tuple(self._legs):
+            if leg.routed.at == at:
+                self._give_up(leg)
+
+    def _give_up(self, leg: Leg) -> None:
+        leg.abort()
+        self.hear(ev.Lost(attempt=leg.number, cause=Cause.GONE))
 
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
-        routed, flowing_ms = self._routed, self._flowing_ms
-        if routed is None or flowing_ms is None or self._answer.first_byte_ms is None:
+        leg, flowing_ms = self._last, self._flowing_ms
+        if leg is None or flowing_ms is None or self._answer.first_byte_ms is None:
             return None
-        last_ms = max(flowing_ms, self._now_at().last_byte_ms or 0.0)
-        return routed.at if now - last_ms > silence_limit_ms(routed.gap_ms) else None
+        last_ms = max(flowing_ms, leg.last_byte_ms or 0.0)
+        return leg.routed.at if now - last_ms > silence_limit_ms(leg.routed.gap_ms) else None
 
     def review(self) -> None:
-        """Liveness may have changed: look at the peer this request depends on."""
-        node = None if self._routed is None else self._routed.node
-        if node is None:
-            return
-        liveness = self._w.targets.liveness(node)
-        if liveness in (Liveness.GONE, Liveness.LEFT, Liveness.REMOVED):
-            self._hear(ev.NodeGone())
-        elif (liveness is Liveness.SUSPECT) is not self._suspect:
-            self._suspect = not self._suspect
-            self._hear(ev.NodeSuspected() if self._suspect else ev.NodeRecovered())
+        """The view may have changed: look at what is known of the peers and engines this request depends on."""
+        for leg in tuple(self._legs):
+            node = leg.routed.node
+            if node is not None:
+                liveness = self._w.targets.liveness(node)
+                if liveness in _LOST_PEERS:
+                    self._give_up(leg)
+                    continue
+                if (liveness is Liveness.SUSPECT) is not leg.suspect:
+                    leg.suspect = not leg.suspect
+                    self.hear(ev.NodeSuspected() if leg.suspect else ev.NodeRecovered())
+            if leg.first_byte_ms is None and not self._admitted:
+                self._look(leg)
 
-    # --- what the upstream does ------------------------------------------------------------------------------
-
-    def continued(self) -> None:
-        attempt = self._now_at()
-        attempt.continued = True
-        self._hear(ev.Continued(attempt=self._machine.attempt))
-
-    def head(self, head: AnswerHead, length: int | None) -> None:
-        """A head asks for nothing and moves no deadline: the machine hears of it with what comes next."""
-        attempt = self._attempt
-        assert attempt is not None
-        attempt.heard_head(head, length, self._tick())
-        if attempt.peer and (state := attempt.heard_peer(head.headers)) is not None:
-            self._w.heard_state(*state)
-        if attempt.mode is Mode.PASS:
-            if attempt.peer and not attempt.continued:
-                self._abort_upstream()
-                self._step(ev.Lost(attempt=self._machine.attempt, cause=Cause.PROTOCOL))
-            else:
-                self._inbox.append(ev.HeadReceived(attempt=self._machine.attempt, status=head.status))
-        elif attempt.peer and not attempt.continued and self._upstream is not None:
-            self._upstream.send_no_body()
-
-    def data(self, data: bytes, ended: bool) -> None:
-        attempt, machine = self._attempt, self._machine
-        assert attempt is not None
-        if ended:
-            self._upstream = None
-        now = self._tick()
-        if data:
-            attempt.heard_bytes(data, now)
-        if attempt.mode is not Mode.PASS:
-            attempt.held.append(data)
-            if ended or attempt.size >= HELD_ANSWER:
-                self._judge(attempt, ended)
-            return
-        number = machine.attempt
-        if machine.state is State.STREAMING:
-            if data:
-                self._client.push(data)
-            if not ended:
-                self._client.flush()
+    def _look(self, leg: Leg) -> None:
+        """Whether there is still a sign of life where an attempt waits for its first byte. Without one it moves, if another
+        endpoint can take the request; else it waits on, for silence is no proof."""
+        at, cause = leg.routed.at, Cause.SUSPECT
+        if not leg.suspect:
+            asked_ms = leg.body_ms if leg.peer else leg.sent_ms
+            counted = self._asked.is_work and leg.peer
+            picture = self._w.targets.picture(at)
+            vital = leg.watch.look(picture, leg.routed.endpoint, asked_ms if counted else None)
+            if vital is Vital.ALIVE or leg.sent_ms is None:
                 return
-        elif data:
-            attempt.held.append(data)
-            first = ev.FirstByteReceived(attempt=number)
-            if not ended:
-                self._step(first)
+            if vital is Vital.STUCK:
+                self.hear(ev.EndpointStuck(attempt=leg.number))
                 return
-            self._inbox.append(first)
-        if ended:
-            self._step(ev.BodyEnded(attempt=number))
+            cause = Cause.SILENT
+        tried = frozenset([*self._machine.tried, *[each.routed.at for each in self._legs]])
+        if len(self._legs) == 1 and not self._choosing.has_other(
+            tried=tried, refused=self._machine.refused, now=int(self.tick())
+        ):
+            return
+        if cause is Cause.SILENT:
+            self._w.lateness.overdue(at, leg, self._now)
+        self.hear(ev.NoSignOfLife(attempt=leg.number, cause=cause))
 
-    def lost(self, cause: Cause, stale: bool) -> None:
-        self._upstream = None
-        self._hear(ev.Lost(attempt=self._machine.attempt, cause=cause, stale=stale))
+    # --- what an upstream does -------------------------------------------------------------------------------
 
-    def _judge(self, attempt: Attempt, whole: bool) -> None:
+    def heard_state(self, signed: bytes, signature: bytes) -> None:
+        """A peer's reply brought its newest record along."""
+        self._w.heard_state(signed, signature)
+
+    def judge(self, leg: Leg, whole: bool) -> None:
         """A held-back answer is all there, or as much of it as is waited for."""
-        number, status = self._machine.attempt, attempt.status
-        if attempt.mode is Mode.REFUSED:
-            self._step(ev.IngressRefused(attempt=number, cause=attempt.refusal))
+        number, status = leg.number, leg.status
+        if leg.mode is Mode.REFUSED:
+            self.step(ev.IngressRefused(attempt=number, cause=leg.refusal))
             return
-        if attempt.mode is Mode.FAULT:
-            failure = FailureClass.BUSY if status == 503 else FailureClass.DEAD
-            whole = False
+        if leg.mode is Mode.FAULT and status != _OVERLOADED:
+            if not whole:
+                leg.abort()
+            cause = Cause.FIRST_BYTE if leg.refusal == "upstream_timeout" else Cause.PEER_FAULT
+            self.step(ev.Lost(attempt=number, cause=cause))
+            return
+        if leg.mode is Mode.FAULT:
+            failure, whole = FailureClass.BUSY, False
         else:
-            failure = classify(self._w.targets, self._routed, attempt)
-        attempt.mode = Mode.PASS
-        self._step(ev.Answered(attempt=number, status=status, failure=failure, whole=whole))
+            failure = classify(self._w.targets, leg.routed, leg)
+        leg.mode = Mode.PASS
+        self.step(ev.Answered(attempt=number, status=status, failure=failure, whole=whole))
         if whole:
-            self._step(ev.BodyEnded(attempt=number))
+            self.step(ev.BodyEnded(attempt=number))
 
     # --- the machine -----------------------------------------------------------------------------------------
 
-    def _tick(self) -> float:
+    @property
+    def is_streaming(self) -> bool:
+        """The answer has begun."""
+        return self._machine.state is State.STREAMING
+
+    def tick(self) -> float:
         """Read the clock: boot ms, the time of all that follows from one call of the loop's."""
         self._now = now = self._w.clock.boot_us() / 1000
         return now
 
-    def _hear(self, event: ev.Event) -> None:
-        """Something happened just now."""
-        self._tick()
-        self._step(event)
+    def note(self, event: ev.Event) -> None:
+        """Something happened that the machine may hear of with what comes next."""
+        self._inbox.append(event)
 
-    def _step(self, event: ev.Event) -> None:
+    def hear(self, event: ev.Event) -> None:
+        """Something happened just now."""
+        self.tick()
+        self.step(event)
+
+    def step(self, event: ev.Event) -> None:
         """Hand the machine what has happened, in order, and perform what it asks for, one event at a time."""
         inbox = self._inbox
         inbox.append(event)
@@ -303,6 +370,9 @@ class Courier:
             self._w.in_hand.wake_at(self.due, now)
 
     def _decide(self, action: ev.Decide) -> None:
+        if action.spare:
+            self._decide_spare(action)
+            return
         chosen = self._choosing.decide(
             attempt=action.attempt,
             tried=action.tried,
@@ -311,151 +381,180 @@ class Courier:
         )
         if isinstance(chosen, Turned):
             self._turned = chosen
-            self._step(_turned_away(chosen))
-            return
-        if isinstance(chosen, Queued):
+            self.step(_turned_away(chosen))
+        elif isinstance(chosen, Queued):
             self._hold(chosen)
-            return
-        self._routed, self._turned = chosen, None
-        self._suspect = False
-        self._place = place = self._w.places.of(chosen)
+        else:
+            self._turned = None
+            self._go_to(chosen)
+
+    def _decide_spare(self, action: ev.Decide) -> None:
+        beside = self._legs[-1].routed
+        chosen = self._choosing.spare(
+            beside=beside,
+            attempt=action.attempt,
+            tried=action.tried,
+            refused=action.refused,
+            now=int(self._now),
+        )
+        if chosen is None:
+            self.step(ev.NoSpare())
+        else:
+            self._go_to(chosen)
+
+    def _go_to(self, chosen: Routed) -> None:
+        place = self._w.places.of(chosen)
+        self._chosen = chosen, place
         engine = None if place is None else place.engine
-        self._step(ev.Decided(target=attempt_target(self._w.policy, engine, chosen, self._asked.facts)))
+        self.step(ev.Decided(target=attempt_target(self._w.policy, engine, chosen, self._asked.facts)))
 
     def _hold(self, queued: Queued) -> None:
         self._turned = queued.turned
         if self._ticket is None:
             self._ticket = queued.waiting.ticket
             self._w.holding.join(queued.waiting, self._woken)
-        self._step(ev.Queued(until_ms=queued.until_ms, turned=_turned_away(queued.turned)))
+        self.step(ev.Queued(until_ms=queued.until_ms, turned=_turned_away(queued.turned)))
 
     def _woken(self) -> None:
-        self._hear(ev.Woken())
+        self.hear(ev.Woken())
 
-    def _doubt(self, action: ev.DoubtEndpoint) -> None:
-        if self._asked.is_work:
-            picture = self._w.targets.picture(action.endpoint)
-            self._w.silence.missed(action.endpoint, action.since_ms, picture)
+    def _overdue(self, action: ev.NoteOverdue) -> None:
+        if self._asked.is_work and not self._admitted:
+            self._w.lateness.overdue(action.endpoint, self._leg(action.attempt), self._now)
+
+    def _blame(self, action: ev.BlameEndpoint) -> None:
+        self._w.breakers.failed(action.endpoint, int(self._now))
 
     def _dial(self, action: ev.Dial) -> None:
-        routed = self._routed
-        assert routed is not None
+        assert self._chosen is not None
+        routed, place = self._chosen
         now = self._now
-        self._attempt = Attempt(peer=action.target.peer, dispatched_ms=now)
+        leg = self._last = Leg(self, action.attempt, routed, place, now)
+        self._legs.append(leg)
         self._w.breakers.dispatched(routed.at, int(now))
         if not self._admitted and self._asked.is_work:
             self._w.dispatch.note(routed.service_ms / 1000, int(now))
-        number = self._machine.attempt
-        if self._place is None:
-            self._step(ev.Lost(attempt=number, cause=Cause.GONE))
+        if place is None:
+            self.step(ev.Lost(attempt=leg.number, cause=Cause.GONE))
             return
-        connection = self._w.pool.take(self._place.target)
+        connection = self._w.pool.take(place.target)
         if connection is None:
-            self._redial(ev.Redial(attempt=number))
+            self._redial(ev.Redial(attempt=leg.number))
             return
-        self._connected(connection)
+        self._connected(leg, connection)
 
     def _redial(self, action: ev.Redial) -> None:
-        self._dialling = self._w.tasks.spawn(self._connect(action.attempt), "relay-dial")
+        leg = self._leg(action.attempt)
+        leg.dialling = self._w.tasks.spawn(self._connect(leg), "relay-dial")
 
-    async def _connect(self, number: int) -> None:
-        place = self._place
+    async def _connect(self, leg: Leg) -> None:
+        place = leg.place
         assert place is not None
         try:
             connection = await self._w.pool.connect(place.target, place.options)
         except ConnectFailed as failed:
-            self._dialling = None
-            self._hear(ev.Lost(attempt=number, cause=failed.cause))
+            leg.dialling = None
+            self.hear(ev.Lost(attempt=leg.number, cause=failed.cause))
             return
-        self._dialling = None
-        if self._closed or self._machine.attempt != number or self._machine.state is not State.DIALLING:
+        if leg.dialling is None or self._closed:
             connection.abort()
             return
-        self._tick()
-        self._connected(connection)
+        leg.dialling = None
+        self.tick()
+        self._connected(leg, connection)
 
-    def _connected(self, connection: UpstreamConnection) -> None:
-        self._upstream = connection
-        self._now_at().connected_ms = self._now
-        connection.start(self)
-        self._step(ev.Connected(attempt=self._machine.attempt))
+    def _connected(self, leg: Leg, connection: UpstreamConnection) -> None:
+        leg.upstream = connection
+        leg.connected_ms = self._now
+        connection.start(leg)
+        self.step(ev.Connected(attempt=leg.number))
 
-    def _send(self, _action: ev.SendRequest) -> None:
-        routed, upstream, attempt = self._routed, self._upstream, self._attempt
-        assert routed is not None
+    def _send(self, action: ev.SendRequest) -> None:
+        """A fault of our own before anything was sent is a failed attempt: another place may need less of us."""
+        leg = self._leg(action.attempt)
+        try:
+            self._send_on(leg)
+        except Exception as exc:
+            self._w.observer.failed("dispatch", exc)
+            self.step(ev.Lost(attempt=leg.number, cause=Cause.INTERNAL))
+
+    def _send_on(self, leg: Leg) -> None:
+        routed, upstream = leg.routed, leg.upstream
         assert upstream is not None
-        assert attempt is not None
-        attempt.sent_ms = self._now
+        leg.sent_ms = self._now
         if self._asked.is_work:
-            self._w.silence.sent(routed.at, self)
+            self._w.lateness.sent(routed.at, leg)
         rng = self._w.rng
         if routed.node is not None:
-            attempt.body = self._parcel.as_model(routed.served)
-            route = format_route(route_of(routed, self._machine.attempt))
-            length = len(attempt.body)
+            leg.body = self._parcel.as_model(routed.served)
+            route = format_route(route_of(routed, leg.number))
+            length = len(leg.body)
             upstream.send_head(peer_request(self._request, self._asked, routed, route, length, rng))
             return
-        engine = None if self._place is None else self._place.engine
+        engine = None if leg.place is None else leg.place.engine
         assert engine is not None
         body = self._parcel.as_model(engine.upstream_name(routed.served))
-        head = engine_request(self._request, self._asked, engine, self._machine.attempt, len(body), rng)
+        head = engine_request(self._request, self._asked, engine, leg.number, len(body), rng)
         upstream.send(head, body)
-        attempt.wait(self._w.first_bytes, routed.endpoint, routed.served)
+        leg.wait(self._w.first_bytes, routed.endpoint, routed.served)
 
-    def _send_body(self, _action: ev.SendBody) -> None:
-        attempt = self._now_at()
-        if self._upstream is not None:
-            self._upstream.send_body(attempt.body)
+    def _send_body(self, action: ev.SendBody) -> None:
+        leg = self._leg(action.attempt)
+        leg.body_ms = self._now
+        if leg.upstream is not None:
+            leg.upstream.send_body(leg.body)
 
-    def _commit(self, _action: ev.Commit) -> None:
-        routed, attempt = self._routed, self._attempt
-        assert routed is not None
-        assert attempt is not None
+    def _commit(self, action: ev.Commit) -> None:
+        leg = self._last = self._leg(action.attempt)
         self._flowing_ms = self._now
-        self._choosing.first_token(routed.seq)
-        self._answer.begin(attempt, routed, self._machine.attempt, self._now)
-        if self._upstream is not None:
-            self._client.flush()
+        self._w.lateness.heard(leg.routed.at)
+        self._choosing.first_token(leg.routed.seq)
+        self._answer.begin(leg, leg.routed, self._machine.attempt, self._now)
+        if leg.upstream is not None:
+            self.client.flush()
 
     def _finish(self, _action: ev.Finish) -> None:
-        self._client.end()
+        self.client.end()
 
     def _reply(self, action: ev.Reply) -> None:
-        held_ms = self._choosing.held_ms(int(self._now))
-        self._answer.refuse(action, self._attempt, self._turned, self._routed, self._machine.attempt, held_ms)
+        held_ms, leg = self._choosing.held_ms(int(self._now)), self._last
+        routed = None if leg is None else leg.routed
+        self._answer.refuse(action, leg, self._turned, routed, self._machine.attempt, held_ms)
 
     def _reply_answer(self, _action: ev.ReplyAnswer) -> None:
-        routed = self._routed
-        assert routed is not None
-        self._answer.pass_whole(self._now_at(), routed, self._machine.attempt)
+        leg = self._last
+        assert leg is not None
+        self._answer.pass_whole(leg, leg.routed, self._machine.attempt)
 
     def _tell_error(self, action: ev.TellError) -> None:
-        self._answer.cut(action.code, self._now_at())
+        assert self._last is not None
+        self._answer.cut(action.code, self._last)
 
-    def _cancel_upstream(self, _action: ev.CancelUpstream) -> None:
-        if self._dialling is not None:
-            self._dialling.cancel()
-            self._dialling = None
-        self._abort_upstream()
-
-    def _abort_upstream(self) -> None:
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.abort()
+    def _cancel_upstream(self, action: ev.CancelUpstream) -> None:
+        self._leg(action.attempt).abort()
 
     def _end_attempt(self, action: ev.EndAttempt) -> None:
-        outcome, routed, attempt = action.outcome, self._routed, self._attempt
-        assert routed is not None
-        assert attempt is not None
-        if attempt.waiting is not None:
-            attempt.waited()
-        self._w.silence.ended(routed.at, self)
+        outcome, now = action.outcome, int(self._now)
+        leg = self._leg(outcome.attempt)
+        routed = leg.routed
+        self._legs.remove(leg)
+        if self._legs and self._last is leg:
+            self._last = self._legs[-1]
+        if leg.waiting is not None:
+            leg.waited()
+        lateness = self._w.lateness
+        lateness.ended(routed.at, leg, self._now)
         if outcome.result in ev.SERVED:
             self._choosing.finish(routed.seq)
         else:
             self._choosing.fail(routed.seq)
-        tell_breakers(self._w.breakers, outcome, int(self._now))
-        self._w.observer.attempted(attempt_report(self._voice.side, self._asked, routed, outcome, attempt))
+        status, failure = outcome.status, outcome.failure
+        if status is not None and failure is not None and is_overloaded(status, failure):
+            lateness.full(routed.at, self._now, _told_ms(leg))
+        asked = self._asked
+        request = asked.caller, self._request.head.path, asked.body_bytes
+        tell_breakers(self._w.breakers, lateness, outcome, request, now)
+        self._w.observer.attempted(attempt_report(self._voice.side, asked, routed, outcome, leg))
         self._w.holding.news()
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -466,14 +565,13 @@ class Courier:
         self._closed = True
         if self._consulting is not None:
             self._consulting.cancel()
-        answer = self._answer
-        answer.release_body(self._attempt)
+        answer, leg = self._answer, self._last
+        answer.release_body(leg)
         self._w.in_hand.discard(self)
         if self._machine.state is State.CANCELLED:
             answer.cancelled("slow_client" if self._slow_client else "client_gone")
-        self._w.observer.answered(
-            answer.line(self._attempt, self._turned, self._routed, self._machine.attempt, self._now)
-        )
+        routed = None if leg is None else leg.routed
+        self._w.observer.answered(answer.line(leg, self._turned, routed, self._machine.attempt, self._now))
 
     def _fail(self, exc: Exception, unperformed: Iterator[ev.Action]) -> None:
         """A fault of our own: give back everything this request holds, tell who watches."""
@@ -482,19 +580,26 @@ class Courier:
             if isinstance(action, ev.CancelUpstream | ev.EndAttempt):
                 _PERFORM[type(action)](self, action)
         self._answer.code = "internal"
-        self._client.abort()
+        self.client.abort()
         self._w.observer.failed("exchange", exc)
 
-    def _now_at(self) -> Attempt:
-        assert self._attempt is not None
-        return self._attempt
+    def _leg(self, number: int) -> Leg:
+        """The open attempt of this number."""
+        return next(leg for leg in self._legs if leg.number == number)
 
 
 _BEGUN = ev.BodyParsed()
+_OVERLOADED = 503
 
 
 def _turned_away(turned: Turned) -> ev.TurnedAway:
     return ev.TurnedAway(status=turned.status, code=turned.code, retry_after_s=turned.retry_after_s)
+
+
+def _told_ms(leg: Leg) -> float | None:
+    """How long an endpoint that is full asks to be left alone, None if it does not say."""
+    told = value_of(leg.headers, b"retry-after")
+    return 1000.0 * int(told) if told is not None and told.isdigit() and len(told) < 6 else None
 
 
 _PERFORM: dict[type[ev.Action], Callable[[Courier, Any], None]] = {
@@ -509,6 +614,7 @@ _PERFORM: dict[type[ev.Action], Callable[[Courier, Any], None]] = {
     ev.ReplyAnswer: Courier._reply_answer,
     ev.TellError: Courier._tell_error,
     ev.CancelUpstream: Courier._cancel_upstream,
-    ev.DoubtEndpoint: Courier._doubt,
+    ev.NoteOverdue: Courier._overdue,
+    ev.BlameEndpoint: Courier._blame,
     ev.EndAttempt: Courier._end_attempt,
 }

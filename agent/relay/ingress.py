@@ -29,7 +29,7 @@ from router_core.exchange.events import Reply
 from router_core.ids import id8_of
 from router_core.placement.local import LocalWork
 from router_core.placement.request import Endpoint
-from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
 
@@ -114,6 +114,26 @@ class OneTarget:
             ect_ms=route.left_ms,
             service_ms=self._call.service_ms,
         )
+
+    @property
+    def hedge(self) -> Hedge:
+        """A second attempt is its router's to make."""
+        return Hedge.OFF
+
+    def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
+        """It has this one place."""
+        return False
+
+    def spare(
+        self,
+        *,
+        beside: Routed,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+    ) -> None:
+        """It has this one place."""
 
     def held_ms(self, now: int) -> None:
         """What waits, waits at its router."""

@@ -13,7 +13,7 @@ from agent.relay.ports import Asked, LocalEndpoint, PeerRoute, Routed, Targets
 from agent.relay.upstream import Options, Target
 from router_core.exchange import events
 from router_core.exchange.failure import FailureClass
-from router_core.exchange.patience import first_byte_limit_ms
+from router_core.exchange.patience import overdue_ms
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
@@ -24,8 +24,6 @@ _ENGINE_IDLE_MOST = 32
 _PEER_IDLE_MS = 60_000
 _PEER_IDLE_MOST = 8
 _PEER_MOST = 64
-_UNTOLD_TIMES = 4
-"""How many times the usual length an answer may get if its client did not say."""
 
 
 class Place(Struct, frozen=True):
@@ -98,34 +96,22 @@ def attempt_target(
 ) -> events.Target:
     """What the exchange machine needs to know of where an attempt goes; ``engine`` is the own one, if it is one.
 
-    An answer that comes whole is silent as long as it grows, so its patience goes by the longest it may get, not by
-    what such answers usually are.
+    The limits of an endpoint are kept where it is: at a peer's, by the peer.
     """
-    connect_ms, configured_ms, idle_ms = policy.connect_ms, 0, policy.idle_ms
-    if engine is not None:
-        connect_ms, configured_ms, idle_ms = engine.connect_ms, engine.first_byte_ms, engine.idle_ms
-    limit = first_byte_limit_ms(
-        ttft_ms=routed.ttft_ms,
-        load_ms=routed.load_ms,
-        ect_ms=routed.ect_ms + _longer_by(routed, facts) * routed.gap_ms,
-        stream=facts.stream,
-        configured_ms=configured_ms,
-        floor_ms=policy.first_byte_floor_ms,
-    )
     return events.Target(
         endpoint=routed.at,
         peer=routed.node is not None,
-        connect_ms=connect_ms,
-        first_byte_ms=limit,
-        idle_ms=idle_ms,
+        connect_ms=policy.connect_ms if engine is None else engine.connect_ms,
+        first_byte_ms=0 if engine is None else engine.first_byte_ms,
+        idle_ms=0 if engine is None else engine.idle_ms,
+        overdue_ms=overdue_ms(
+            ttft_ms=routed.ttft_ms,
+            load_ms=routed.load_ms,
+            ect_ms=routed.ect_ms,
+            stream=facts.stream,
+            floor_ms=policy.overdue_floor_ms,
+        ),
     )
-
-
-def _longer_by(routed: Routed, facts: Facts) -> int:
-    """Tokens by which an answer may exceed the expected ones."""
-    usual = routed.output_tokens
-    cap = _UNTOLD_TIMES * usual if facts.max_tokens is None else facts.max_tokens * max(1, facts.n or 1)
-    return max(0, cap - usual) if usual else 0
 
 
 def engine_request(

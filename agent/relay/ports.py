@@ -18,6 +18,7 @@ from router_core.exchange.events import Outcome
 from router_core.ids import NodeId
 from router_core.placement.hold import Waiting
 from router_core.placement.request import Endpoint
+from router_core.policy.exchange import Hedge
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
 from router_core.view.cluster import NodeView
@@ -115,6 +116,10 @@ class Choosing(Protocol):
     def until_ms(self) -> int | None:
         """Boot time after which the request is not dispatched any more; None if it knows no deadline."""
 
+    @property
+    def hedge(self) -> Hedge:
+        """When a second attempt is made beside one that goes on."""
+
     def consult(self) -> Coroutine[None, None, None] | None:
         """What is to be waited for before the first decision, bounded in time; None to decide at once."""
 
@@ -122,6 +127,21 @@ class Choosing(Protocol):
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
+
+    def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
+        """Whether an endpoint beside these could take the request now, and is no mere stopgap. Reserves nothing."""
+
+    def spare(
+        self,
+        *,
+        beside: Routed,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+    ) -> Routed | None:
+        """Choose and reserve a warm endpoint with a free place for a second attempt, while the one at ``beside`` goes on;
+        None if there is none, or if that one loads the model."""
 
     def held_ms(self, now: int) -> int | None:
         """How long the request has waited for room until ``now`` (boot ms); None if it never had to."""
@@ -181,7 +201,7 @@ class LocalEndpoint(Protocol):
     def connect_ms(self) -> int: ...
     @property
     def first_byte_ms(self) -> int:
-        """The manifest's limit, 0 for automatic."""
+        """The manifest's limit, 0 for none."""
 
     @property
     def idle_ms(self) -> int: ...

@@ -1,7 +1,7 @@
 """What every request of a listener shares, and the ways in which errors are told."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -16,8 +16,8 @@ from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import SERVED, Outcome, Reply
-from router_core.exchange.failure import Cause
-from router_core.exchange.silence import Silence
+from router_core.exchange.failure import Cause, is_overloaded, is_server_error
+from router_core.exchange.lateness import Lateness
 from router_core.placement.holding import Holding
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
@@ -118,7 +118,7 @@ class Wiring:
     rng: Random
     in_hand: Hands
     holding: Holding
-    silence: Silence = field(default_factory=Silence)
+    lateness: Lateness
     first_bytes: FirstBytes = field(default_factory=NobodyAsks)
     places: Places = field(init=False)
 
@@ -149,30 +149,36 @@ class Voice(Protocol):
         """Header lines added to an upstream's reply."""
 
 
-def tell_breakers(breakers: Breakers, outcome: Outcome, now: int) -> None:
-    """One attempt ended: a fault, a success, or nothing that speaks for or against its endpoint."""
+def tell_breakers(
+    breakers: Breakers, lateness: Lateness, outcome: Outcome, request: Hashable, now: int
+) -> None:
+    """One attempt ended: what that says of its endpoint, if anything. ``request`` stands for who asked and what."""
+    at, status, failure = outcome.endpoint, outcome.status, outcome.failure
     if outcome.fault:
-        refused = outcome.cause is Cause.CONNECT_REFUSED
-        breakers.failed(outcome.endpoint, now, connection_refused=refused)
-    elif outcome.result in SERVED:
-        breakers.succeeded(outcome.endpoint, now)
+        breakers.failed(at, now, connection_refused=outcome.cause is Cause.CONNECT_REFUSED)
+    elif status is not None and failure is not None and is_server_error(status, failure):
+        breakers.erred(at, now, request, busy=lateness.under_way(at) > 0)
+    elif outcome.result in SERVED and not (
+        status is not None and failure is not None and is_overloaded(status, failure)
+    ):
+        breakers.succeeded(at, now)
     else:
-        breakers.released(outcome.endpoint)
+        breakers.released(at)
 
 
-def mark_silent(requests: Iterable[InHand], suspects: set[Endpoint], now: int) -> None:
-    """Make ``suspects`` the endpoints that fell silent in mid-answer; one byte, or the end, takes each out again."""
-    found = {at for request in requests if (at := request.silent_at(now)) is not None}
-    suspects.intersection_update(found)
-    suspects.update(found)
+def sweep_lateness(requests: Iterable[InHand], lateness: Lateness, now: int) -> None:
+    """Bring up to date which endpoints are late; in mid-answer one byte, or the end, is enough to be no more."""
+    stalled = frozenset([at for request in requests if (at := request.silent_at(now)) is not None])
+    lateness.sweep(now, stalled)
 
 
-async def watch_silence(wiring: Wiring, suspects: set[Endpoint]) -> None:
-    """Keep ``suspects`` up to date once a second while there are requests, until cancelled."""
+async def watch_lateness(wiring: Wiring) -> None:
+    """Sweep once a second while there are requests, or endpoints that are late, until cancelled."""
     while True:
         await asyncio.sleep(SILENCE_SWEEP_S)
-        mark_silent(wiring.in_hand, suspects, wiring.clock.boot_ms())
-        await wiring.in_hand.filled()
+        sweep_lateness(wiring.in_hand, wiring.lateness, wiring.clock.boot_ms())
+        if wiring.lateness.is_calm:
+            await wiring.in_hand.filled()
 
 
 async def review_on_change(board: Board, wiring: Wiring) -> None:

@@ -108,7 +108,7 @@ class DeclaredModel(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """One endpoint. Prices are per 10^6 tokens; ``first_byte_ms`` 0 means automatic; ``jit_load`` None means
+    """One endpoint. Prices are per 10^6 tokens; ``first_byte_ms`` 0 means no limit but the request's deadline; ``jit_load`` None means
     by kind of engine; ``reserve_vram_mib`` None means the default share."""
 
     name: str

@@ -17,6 +17,7 @@ from agent.settings.policy_values import COMPARED
 from agent.settings.reading import Key, Schema
 from agent.settings.values import Parse
 from router_core.policy.authority import AuthorityMode
+from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PRESETS, Locality, Match, PlacementPolicy
 
 Show = Callable[[Any], object]
@@ -126,6 +127,13 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
         policy_values.aliases,
         "names of models by which clients may ask, for the ones that serve, best first; an absent one is passed over",
         policy_values.shown_aliases,
+    ),
+    _one_of(
+        "hedge",
+        "hedge",
+        Hedge,
+        "when a second attempt is made elsewhere while the first one goes on without a byte: off; hung, where that looks "
+        "like no work at all; overdue, as soon as it is later than expected",
     ),
     _share("weights.slo", "risk of missing the targets for the first token and the pace"),
     _share("weights.memory", "risk that a cold model does not fit"),

@@ -1,10 +1,13 @@
 """The circuit breaker of one (router, endpoint) pair. Pure, local, never gossiped.
 
-It counts transport errors and server errors, not refusals, not cancellations. An open breaker's deadline only
-ever moves later: a fault that arrives late from an older attempt never brings the next trial nearer.
+Evidence counts by what it is about. Connections that fail and silence are the endpoint's own. That it answered with a
+server error may be the request's doing: only several unlike requests say something about the endpoint, and only while it
+serves nobody. Refusals, cancellations and errors of the caller say nothing. An open breaker's deadline only ever moves
+later: a fault that arrives late from an older attempt never brings the next trial nearer.
 """
 
 from collections import deque
+from collections.abc import Hashable
 from enum import IntEnum
 
 from router_core.ids import NodeId
@@ -25,6 +28,7 @@ class Breaker:
     """
 
     __slots__ = (
+        "_erred",
         "_faults_in_row",
         "_open_for",
         "_open_until",
@@ -37,6 +41,7 @@ class Breaker:
     def __init__(self, policy: ExchangePolicy) -> None:
         self._policy = policy
         self._recent: deque[tuple[int, bool]] = deque(maxlen=256)
+        self._erred: dict[Hashable, int] = {}
         self._faults_in_row = 0
         self._open_for = policy.breaker_open_ms
         self._open_until: int | None = None
@@ -66,6 +71,7 @@ class Breaker:
     def succeeded(self, now: int) -> None:
         """An answer came through; a trial that did closes the breaker."""
         self._faults_in_row = 0
+        self._erred.clear()
         self._note(now, fault=False)
         if self._open_until is not None and self._trial:
             self._open_until = None
@@ -80,13 +86,36 @@ class Breaker:
         self.last_fault_ms = now
         self._note(now, fault=True)
         if self._open_until is not None:
-            if self._trial:
-                self._open_for = min(self._open_for * 2, policy.breaker_open_max_ms)
-                self._open(now)
-            self._trial = False
+            self._prolong(now)
             return
         if connection_refused or self._faults_in_row >= policy.breaker_in_a_row or self._share_is_bad(now):
             self._open(now)
+
+    def erred(self, now: int, request: Hashable, *, busy: bool) -> None:
+        """The endpoint answered ``request`` (who asked, and what, as far as that is told apart) with a server error;
+        ``busy`` if others are in progress there. Enough unlike ones in a row open the breaker."""
+        policy, erred = self._policy, self._erred
+        if self._open_until is not None:
+            self.last_fault_ms = now
+            self._prolong(now)
+            return
+        erred.pop(request, None)
+        erred[request] = now
+        while (
+            len(erred) > policy.breaker_in_a_row
+            or next(iter(erred.values())) < now - policy.breaker_window_ms
+        ):
+            del erred[next(iter(erred))]
+        self.last_fault_ms = now
+        if len(erred) >= policy.breaker_in_a_row and not busy:
+            self._open(now)
+
+    def _prolong(self, now: int) -> None:
+        """The trial failed."""
+        if self._trial:
+            self._open_for = min(self._open_for * 2, self._policy.breaker_open_max_ms)
+            self._open(now)
+        self._trial = False
 
     def _open(self, now: int) -> None:
         until = now + self._open_for
@@ -145,13 +174,25 @@ class Breakers:
             self._forget(endpoint)
 
     def failed(self, endpoint: Endpoint, now: int, *, connection_refused: bool = False) -> None:
+        """A fault of the endpoint's own."""
+        self._fold(endpoint).failed(now, connection_refused=connection_refused)
+        self._count(endpoint)
+
+    def erred(self, endpoint: Endpoint, now: int, request: Hashable, *, busy: bool) -> None:
+        """A server error that may be the request's doing."""
+        self._fold(endpoint).erred(now, request, busy=busy)
+        self._count(endpoint)
+
+    def _fold(self, endpoint: Endpoint) -> Breaker:
         breaker = self._of.get(endpoint)
         if breaker is None:
             if len(self._of) >= self._limit:
                 self._forget(min(self._of, key=lambda name: self._of[name].last_fault_ms or 0))
             breaker = self._of[endpoint] = Breaker(self._policy)
-        breaker.failed(now, connection_refused=connection_refused)
-        if breaker.deadline is not None:
+        return breaker
+
+    def _count(self, endpoint: Endpoint) -> None:
+        if self._of[endpoint].deadline is not None:
             self._not_closed.add(endpoint)
 
     def _forget(self, endpoint: Endpoint) -> None:

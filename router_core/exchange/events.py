@@ -9,13 +9,18 @@ from router_core.placement.request import Endpoint
 
 
 class Target(Struct, frozen=True, gc=False, kw_only=True):
-    """Where one attempt goes; ``peer`` means another node's ingress. Durations in ms."""
+    """Where one attempt goes; ``peer`` means another node's ingress. Durations in ms.
+
+    ``first_byte_ms`` and ``idle_ms`` are limits of the endpoint's owner, 0 where there is none to be kept here.
+    ``overdue_ms`` is when its first byte is so late that the endpoint ranks worse for others; it ends nothing.
+    """
 
     endpoint: Endpoint
     peer: bool
     connect_ms: int
-    first_byte_ms: int
-    idle_ms: int
+    first_byte_ms: int = 0
+    idle_ms: int = 0
+    overdue_ms: int = 10_000
 
 
 class Result(Enum):
@@ -133,19 +138,25 @@ class Lost(UpstreamEvent, frozen=True, gc=False, kw_only=True):
 
 
 class NodeSuspected(Event, frozen=True, gc=False, kw_only=True):
-    pass
+    """The peer that answers is not heard of any more; of effect once it has begun to answer."""
 
 
 class NodeRecovered(Event, frozen=True, gc=False, kw_only=True):
     pass
 
 
-class NodeGone(Event, frozen=True, gc=False, kw_only=True):
-    pass
+class NoSignOfLife(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """The attempt's endpoint, or the peer it is at, gives no sign of life, and another endpoint can take the request."""
+
+    cause: Cause
 
 
-class EndpointFellSilent(Event, frozen=True, gc=False, kw_only=True):
-    """Another request at the same endpoint missed its limit, and nobody heard anything from there meanwhile."""
+class EndpointStuck(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """The endpoint answers questions and does no work: a second attempt elsewhere is worth its price."""
+
+
+class NoSpare(Event, frozen=True, gc=False, kw_only=True):
+    """Nobody has a free place for a second attempt now."""
 
 
 class ClientGone(Event, frozen=True, gc=False, kw_only=True):
@@ -157,9 +168,11 @@ class ShuttingDown(Event, frozen=True, gc=False, kw_only=True):
 
 
 class TimePassed(Event, frozen=True, gc=False, kw_only=True):
-    """``last_byte_ms``: when the latest body byte of the current attempt came, None before the first."""
+    """``last_byte_ms``: when the latest body byte of the current attempt came, None before the first. ``content``: some of
+    what came was part of the answer itself, and not a ping or a role alone."""
 
     last_byte_ms: int | None = None
+    content: bool = True
 
 
 # --- actions -------------------------------------------------------------------------------------------------
@@ -170,11 +183,13 @@ class Action(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Decide(Action, frozen=True, gc=False, kw_only=True):
-    """Choose an endpoint on the newest view, without these endpoints."""
+    """Choose an endpoint on the newest view, without these endpoints. ``spare``: beside an attempt that goes on, so only a
+    warm one with a free place; answered by ``Decided`` or ``NoSpare``."""
 
     tried: frozenset[Endpoint]
     refused: frozenset[Endpoint]
     attempt: int
+    spare: bool = False
 
 
 class Dial(Action, frozen=True, gc=False, kw_only=True):
@@ -234,12 +249,17 @@ class CancelUpstream(Action, frozen=True, gc=False, kw_only=True):
     attempt: int
 
 
-class DoubtEndpoint(Action, frozen=True, gc=False, kw_only=True):
-    """A request sent to ``endpoint`` at ``since_ms`` got no byte in time: if nobody did since, none who waits there
-    before commit need wait on."""
+class NoteOverdue(Action, frozen=True, gc=False, kw_only=True):
+    """No byte has come in the time that was to be expected. The attempt goes on."""
+
+    attempt: int
+    endpoint: Endpoint
+
+
+class BlameEndpoint(Action, frozen=True, gc=False, kw_only=True):
+    """The server error of an earlier attempt was ``endpoint``'s own: another one has served the same request."""
 
     endpoint: Endpoint
-    since_ms: int
 
 
 class EndAttempt(Action, frozen=True, gc=False, kw_only=True):

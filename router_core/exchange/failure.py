@@ -42,6 +42,8 @@ class Cause(Enum):
     SUSPECT = "suspect"
     GONE = "gone"
     IDLE = "idle"
+    PEER_FAULT = "peer_fault"
+    INTERNAL = "internal"
 
     __hash__ = object.__hash__
 
@@ -54,40 +56,61 @@ class Verdict(Enum):
     NEXT_ONCE = "next_once"
 
 
-OWN = frozenset({Cause.POOL_FULL, Cause.DEADLINE})
+OWN = frozenset({Cause.POOL_FULL, Cause.DEADLINE, Cause.INTERNAL})
 """Causes that say nothing about the endpoint."""
+
+UNBEGUN = frozenset(
+    {
+        Cause.CONNECT_REFUSED,
+        Cause.CONNECT_FAILED,
+        Cause.CONNECT_TIMEOUT,
+        Cause.IDENTITY,
+        Cause.POOL_FULL,
+        Cause.NO_CONTINUE,
+        Cause.INTERNAL,
+    }
+)
+"""Causes with which no engine can have begun to work on the request."""
 
 TIMEOUTS = frozenset({Cause.FIRST_BYTE, Cause.SILENT, Cause.DEADLINE, Cause.IDLE})
 
-_NEXT = frozenset(
-    {
-        FailureClass.BUSY,
-        FailureClass.LOADING,
-        FailureClass.ABSENT,
-        FailureClass.AUTH,
-        FailureClass.ROUTE,
-        FailureClass.DEAD,
-    }
-)
-_BLAMELESS = frozenset({FailureClass.BUSY, FailureClass.LOADING, FailureClass.ABSENT, FailureClass.TOO_LONG})
+_ELSEWHERE = frozenset({FailureClass.BUSY, FailureClass.LOADING, FailureClass.ABSENT, FailureClass.ROUTE})
+"""The endpoint declines what another one may take."""
+_NEXT = _ELSEWHERE | {FailureClass.DEAD}
+_FULL = (429, 503, 529)
+_NOT_HERE = (*_FULL, 502, 504)
+_NO_ERROR_OF_ITS_OWN = _ELSEWHERE | {FailureClass.TOO_LONG}
 
 
 def judge(status: int, failure: FailureClass) -> Verdict:
     """The fate of an answer before commit.
 
-    2xx and 3xx commit, as does a 4xx that is about the request itself. What another endpoint may do better
-    goes on to the next one; a server error does so once per request.
+    2xx and 3xx commit, as does a 4xx that is about the request itself or its caller. What another endpoint may do
+    better goes on to the next one; a server error does so once per request.
     """
-    if failure in _NEXT or status in (429, 502, 503, 504, 529):
+    if failure in _NEXT or status in _NOT_HERE:
         return Verdict.NEXT
     if failure is FailureClass.LOAD_FAILED or (status >= 500 and failure is FailureClass.OTHER):
         return Verdict.NEXT_ONCE
     return Verdict.COMMIT
 
 
-def is_fault(status: int, failure: FailureClass) -> bool:
-    """True if the answer counts against the endpoint: a 5xx that is not busy, loading, absent or too long."""
-    return failure is FailureClass.DEAD or (status >= 500 and failure not in _BLAMELESS)
+def declines(status: int, failure: FailureClass) -> bool:
+    """True of an answer that only says "not here": nothing was begun for the request."""
+    return failure in _ELSEWHERE or status in _FULL
+
+
+def is_overloaded(status: int, failure: FailureClass) -> bool:
+    """True if the endpoint says that it has no room now, or who stands before it that it cannot be had."""
+    return failure is FailureClass.BUSY or status in _NOT_HERE
+
+
+def is_server_error(status: int, failure: FailureClass) -> bool:
+    """True of an answer that tells of an error of the server's own: of the endpoint's, or caused by the request alone,
+    which no single answer can tell."""
+    return failure is FailureClass.DEAD or (
+        status >= 500 and status not in _NOT_HERE and failure not in _NO_ERROR_OF_ITS_OWN
+    )
 
 
 def exhausted_code(cause: Cause | None) -> tuple[int, str]:

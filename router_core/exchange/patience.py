@@ -1,26 +1,15 @@
-"""How long to wait for the first body byte of an attempt, and for the next one."""
+"""When a first byte, or the next one, is so late that others had better go elsewhere. It ends nothing."""
 
 FLOOR_MS = 10_000
 _GAPS = 5.0
 
 
-def first_byte_limit_ms(
-    *,
-    ttft_ms: float,
-    load_ms: float,
-    ect_ms: float,
-    stream: bool,
-    configured_ms: int = 0,
-    floor_ms: int = FLOOR_MS,
+def overdue_ms(
+    *, ttft_ms: float, load_ms: float, ect_ms: float, stream: bool, floor_ms: int = FLOOR_MS
 ) -> int:
-    """Milliseconds of silence an attempt may take before its first body byte.
-
-    ``configured_ms`` (a manifest's ``first_byte_ms``) wins unless 0. Else a streaming answer gets three times
-    the predicted time to first token, its load part doubled only; one that comes whole gets three times the
-    predicted completion time. Never below ``floor_ms``. The request's deadline caps it elsewhere.
-    """
-    if configured_ms > 0:
-        return configured_ms
+    """Milliseconds without a first body byte after which an attempt counts as overdue: three times the predicted time to
+    first token, its load part doubled only; of an answer that comes whole, three times the predicted completion time.
+    Never below ``floor_ms``."""
     expected = 3.0 * (ttft_ms - load_ms) + 2.0 * load_ms if stream else 3.0 * ect_ms
     return max(floor_ms, round(expected))
 

@@ -74,13 +74,15 @@ class NoBreakers:
 
 class Live(Struct, frozen=True, kw_only=True):
     """What this router knows beyond any snapshot: own work, breakers, whether requests may be held, endpoints that
-    stopped in mid-stream, classes whose requests leave the mesh where they may, and own models (endpoint, model) that
+    stopped in mid-stream or let several requests wait for too long, what it costs that an endpoint is ``late`` or full,
+    classes whose requests leave the mesh where they may, and own models (endpoint, model) that
     are being unloaded."""
 
     ledger: Ledger
     breakers: Breaking = NoBreakers()
     hold: Room = NoRoom()
     suspects: Collection[Endpoint] = frozenset()
+    late: Mapping[Endpoint, float] = {}
     spilling: Collection[RequestClass] = frozenset()
     leaving: Collection[tuple[str, str]] = frozenset()
 

@@ -127,7 +127,8 @@ class PlacementRequest(Struct, frozen=True, gc=False):
 
     ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt
     if somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap on output tokens per choice, None
-    if not told. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
+    if not told. ``spare``: a second attempt beside one that goes on, for which only a warm row with a free place is worth
+    it. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
     this request already, ``refused`` declined it. ``held_since_ms`` is when it first had to wait for room, ``waits``
     whether it is still waiting, ``stands_as`` the class whose room it may use by now (None: its own).
     """
@@ -154,6 +155,7 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     attempt: int = 1
     tried: frozenset[Endpoint] = frozenset()
     refused: frozenset[Endpoint] = frozenset()
+    spare: bool = False
     held_since_ms: int | None = None
     waits: bool = False
     stands_as: RequestClass | None = None

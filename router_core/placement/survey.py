@@ -108,6 +108,11 @@ def survey(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now
     )
 
 
+def has_other(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int) -> bool:
+    """Whether some row could take ``request`` now that is no mere stopgap. Nothing is chosen."""
+    return any(each.reserve is None for each in survey(request, fleet, policy, now).scored)
+
+
 def _forgiven(
     soft: tuple[Row, ...],
     excluded: tuple[Exclusion, ...],

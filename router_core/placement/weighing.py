@@ -116,7 +116,7 @@ class Weighing(Struct):
         usual_ctx = need.num_ctx is None
         looser, costs, leaving = self.sifted.looser, self.sifted.costs, fleet.live.leaving
         particular = len(prefer) > 0 or len(looser) > 0 or costs is not None
-        whole, scored_rows = share == 1.0, self.scored
+        whole, scored_rows, late, spare = share == 1.0, self.scored, fleet.live.late, request.spare
         for pace in paces:
             row, owed_s = pace.row, 0.0
             key = row.key
@@ -138,7 +138,9 @@ class Weighing(Struct):
                 if owed is not None:
                     busy += owed.requests
                     owed_s = owed.work_s * m_r
-            if busy >= (row.ceiling if whole else share * row.ceiling):
+            if busy >= (row.ceiling if whole else share * row.ceiling) or (
+                spare and (busy >= row.slots or not row.resident or row.cloud)
+            ):
                 self._exclude(row, Reason.QUEUE_FULL)
                 continue
             hit = 0 if pin is None else _hit(row, pin, need)
@@ -177,6 +179,8 @@ class Weighing(Struct):
                     scored.adj, scored.match = stand_in.cost, stand_in.match
                 elif costs is not None:
                     scored.adj = costs[key, row.model]
+            if late and key in late:
+                scored.adj += late[key]
             if reserve is None:
                 scored_rows.append(scored)
             else:

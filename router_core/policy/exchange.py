@@ -1,28 +1,42 @@
-"""Tuning of one request's life: attempts, patience, the breaker."""
+"""Tuning of one request's life: attempts, second attempts, the breaker."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from router_core.errors import LocalMisuse
+
+
+class Hedge(Enum):
+    """When a second attempt is made while the first one goes on."""
+
+    OFF = "off"
+    HUNG = "hung"
+    OVERDUE = "overdue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangePolicy:
     """Milliseconds unless the name says otherwise.
 
-    ``attempts`` counts dispatches; the first refusal by a peer's ingress is not one of them, nor are the first
-    ``refused_connects`` connections that a host refused at once: they took no time and began nothing. After each wait in
-    the hold queue one more refusal is spared, up to ``refusals`` in all.
+    ``attempts`` counts dispatches that an engine may have begun to work on. Others are not counted, as nothing was lost
+    but time: ``spared`` connections that failed, bodies that nobody asked for, and answers that only decline; and up to
+    ``refusals`` by peers' ingresses. A second attempt is made beside one that is overdue and got no byte for ``hung_ms``,
+    and if nobody has a free place then, it is looked for again every ``spare_retry_ms``.
     """
 
     attempts: int = 3
-    refused_connects: int = 5
+    spared: int = 20
     refusals: int = 20
     connect_ms: int = 2_000
     continue_ms: int = 2_000
-    first_byte_floor_ms: int = 10_000
+    overdue_floor_ms: int = 10_000
+    hung_ms: int = 55_000
+    spare_retry_ms: int = 5_000
     idle_ms: int = 300_000
-    suspect_before_commit_ms: int = 5_000
     suspect_after_commit_ms: int = 30_000
+    busy_ms: int = 5_000
+    overdue_kept_ms: int = 60_000
+    overdue_suspects: int = 2
     breaker_in_a_row: int = 5
     breaker_least: int = 5
     breaker_share: float = 0.5

@@ -13,6 +13,7 @@ from typing import Final, Self
 from router_core.errors import LocalMisuse
 from router_core.policy.authority import AuthorityPolicy
 from router_core.policy.canonical import hash_of
+from router_core.policy.exchange import Hedge
 
 
 class _Wider(Enum):
@@ -74,7 +75,7 @@ class ClassTargets:
     ttft_s: float
     tpot_s: float | None
     deadline_ms: int
-    hold_ms: int = 60_000
+    hold_ms: int = 600_000
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -102,6 +103,7 @@ class PlacementPolicy:
     pressed.
     A share ``explore_share`` of requests tries a row with fewer than ``explore_samples`` own samples, if neither it nor
     the chosen one risks the targets by ``explore_risk``.
+    ``hedge``: when a second attempt is made while the first one goes on.
     ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
     ``pack_below``: rows whose ``slo`` factor is less go by how full they are, 0 packs nothing. ``hash`` is that of all
     other fields.
@@ -110,7 +112,7 @@ class PlacementPolicy:
     name: str = "balanced"
     weights: Weights = field(default_factory=Weights)
     interactive: ClassTargets = ClassTargets(
-        ttft_s=2.0, tpot_s=0.100, deadline_ms=600_000, hold_ms=60_000, share=1.0
+        ttft_s=2.0, tpot_s=0.100, deadline_ms=1_800_000, hold_ms=600_000, share=1.0
     )
     batch: ClassTargets = ClassTargets(
         ttft_s=60.0, tpot_s=None, deadline_ms=3_600_000, hold_ms=900_000, share=0.9
@@ -167,6 +169,7 @@ class PlacementPolicy:
     scored_best: int = 48
     scored_calm: int = 8
     authority: AuthorityPolicy = field(default_factory=AuthorityPolicy)
+    hedge: Hedge = Hedge.HUNG
     realloc_enabled: bool = False
     pack_below: float = 0.0
     hash: str = field(init=False, compare=False)

@@ -6,9 +6,10 @@ arrival. Refuses to choose.
 
 from collections.abc import Mapping
 from random import Random
+from typing import Protocol
 
 from router_core.exchange.breaker import Breakers
-from router_core.exchange.silence import Silence
+from router_core.exchange.lateness import Lateness
 from router_core.ids import Id16, id8_of
 from router_core.placement.fleet import Fleet, Live, fold_fleet
 from router_core.placement.hold import Hold
@@ -26,9 +27,16 @@ from router_core.view.cluster import NodeView
 from router_core.view.fold import empty, fold
 
 
+class Waiter(Protocol):
+    """A request that waits at an endpoint for its first byte."""
+
+    def review(self) -> None:
+        """The verdict on a node may have changed."""
+
+
 class SimRouter:
     """``fleet`` is the newest; ``profiles``, ``ledger``, ``breakers``, ``sessions``, those who wait here
-    (``holding``) and those who wait elsewhere (``silence``) are this router's alone."""
+    (``holding``) and at endpoints (``waiting``), and what that tells of these (``lateness``) are this router's alone."""
 
     def __init__(
         self,
@@ -49,10 +57,17 @@ class SimRouter:
         self.breakers = Breakers(exchange)
         self.ledger = Ledger(id8_of(node.member.id16), inst, node.local)
         self.sessions = Sessions()
-        self.silence = Silence()
+        self.lateness = Lateness(exchange)
+        self.waiting: dict[Waiter, None] = {}
         hold = Hold(policy)
         self.holding = Holding(hold, lambda: timeline.now)
-        self._live = Live(ledger=self.ledger, breakers=self.breakers, hold=hold)
+        self._live = Live(
+            ledger=self.ledger,
+            breakers=self.breakers,
+            hold=hold,
+            suspects=self.lateness.suspects,
+            late=self.lateness.costs,
+        )
         self._members = members
         self._heard: list[dict[Id16, ViewChange]] = []
         self._view = empty(node.member.id32, node.member.name)

@@ -10,6 +10,7 @@ from random import Random
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from router_core.mesh.bucket import Bucket
 from router_core.placement.fleet import Fleet
@@ -28,6 +29,9 @@ DRAIN_MS = 4 * 3_600_000
 _STATIC_MS = 30_000
 _LEAD_PERIODS = 3
 _BYTES_PER_TOKEN = (3.2, 4.4)
+_SUSPECT_MS = 6_000
+"""After which silence of a node the mesh suspects it, at the latest (a cut without a reset)."""
+_REVIEW_MS = 1_000
 
 
 class WireSpec(Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -118,6 +122,7 @@ class FleetWorld:
         self._static: list[tuple[int, Static] | None] = [None] * len(specs)
         self._events = [Bucket(MeshPolicy.urgent_per_s_m, MeshPolicy.urgent_burst, 0) for _ in specs]
         self._open = 0
+        self._frozen: set[int] = set()
 
     @property
     def now(self) -> int:
@@ -160,8 +165,34 @@ class FleetWorld:
         """What router ``index`` believes now."""
         return self.routers[index].fleet(self.now)
 
+    def freeze(self, index: int) -> None:
+        """Node ``index`` stops whole: it accepts, and neither works nor tells anything any more. The others suspect it
+        after a while, and look again and again whether its requests could go elsewhere."""
+        if index not in self._frozen:
+            self._frozen.add(index)
+            self.nodes[index].engine.frozen = True
+            self.timeline.after(_SUSPECT_MS, lambda: self._suspect(index))
+
+    def _suspect(self, index: int) -> None:
+        last = self.newest[index]
+        if last is not None:
+            verdict = replace(last, state=Liveness.SUSPECT, seq=last.seq + 1)
+            for other, router in enumerate(self.routers):
+                if other != index:
+                    router.heard(verdict)
+        self._review()
+
+    def _review(self) -> None:
+        for router in self.routers:
+            for waiter in tuple(router.waiting):
+                waiter.review()
+        if self._open:
+            self.timeline.after(_REVIEW_MS, self._review)
+
     def publish(self, index: int) -> None:
         """Node ``index`` states itself: its own router knows at once, the others when the record arrives."""
+        if index in self._frozen:
+            return
         node, now = self.nodes[index], self.now
         known = self._static[index]
         if known is None or now - known[0] >= _STATIC_MS:
@@ -201,7 +232,8 @@ class FleetWorld:
         return sum(
             len(router.ledger)
             + len(router.holding)
-            + len(router.silence)
+            + len(router.lateness)
+            + len(router.waiting)
             + len(router.ledger.owed)
             + node.local.in_flight(ENDPOINT)
             + len(node.engine.running)

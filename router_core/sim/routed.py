@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from router_core.exchange import events as ev
 from router_core.exchange.failure import Cause
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.exchange.patience import first_byte_limit_ms
+from router_core.exchange.patience import overdue_ms
 from router_core.ids import id8_of
 from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.eligibility import targets_of
@@ -23,8 +23,10 @@ from router_core.placement.fleet import Fleet
 from router_core.placement.hold import after_wait, waiting_of
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
 from router_core.placement.request import Pin, PlacementRequest
+from router_core.placement.survey import has_other
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.outcome import Result
+from router_core.record.membership import Liveness
 from router_core.record.state import Capability, Dialect
 from router_core.sim.arrivals import TALK_BLOCK
 from router_core.sim.attempt import Attempt, learn
@@ -124,8 +126,8 @@ class _Flight:
             self._world.timeline.after(self._world.wire.link_ms, partial(self._submit, self._current()))
         elif isinstance(action, ev.CancelUpstream):
             self._cancel(self._current())
-        elif isinstance(action, ev.DoubtEndpoint):
-            self._doubt(action)
+        elif isinstance(action, ev.NoteOverdue):
+            self._router.lateness.overdue(action.endpoint, self, self._world.now)
         elif isinstance(action, ev.EndAttempt):
             self._ended(action.outcome)
         elif isinstance(action, ev.Finish):
@@ -138,6 +140,8 @@ class _Flight:
     def _choose(self, action: ev.Decide) -> None:
         world, router = self._world, self._router
         self._routed.on_choice(self._ask)
+        if not router.lateness.is_calm:
+            router.lateness.sweep(world.now)
         request = replace(
             self._request,
             request_id=f"{self._ask.number}.{self._try}",
@@ -174,10 +178,10 @@ class _Flight:
             endpoint=choice.endpoint,
             peer=not choice.is_self,
             connect_ms=world.exchange.connect_ms,
-            first_byte_ms=first_byte_limit_ms(
+            idle_ms=world.exchange.idle_ms if choice.is_self else 0,
+            overdue_ms=overdue_ms(
                 ttft_ms=1000.0 * est.ttft, load_ms=1000.0 * est.load, ect_ms=1000.0 * est.ect, stream=True
             ),
-            idle_ms=world.exchange.idle_ms,
         )
         self._later(0, ev.Decided(target=target))
 
@@ -203,18 +207,23 @@ class _Flight:
         silent = self._world.nodes[attempt.place].engine.frozen
         return attempt.first_ms if silent else self._world.now
 
-    def give_up(self) -> None:
-        """Nothing is to be expected any more from where this waits."""
-        self._tell(ev.EndpointFellSilent())
-
-    def _doubt(self, action: ev.DoubtEndpoint) -> None:
-        world, router = self._world, self._router
-        member = world.nodes[world.place[action.endpoint]].member
-        router.silence.missed(action.endpoint, action.since_ms, router.picture(member.id16, world.now))
+    def review(self) -> None:
+        """Whether to go elsewhere, if the node that this waits at is suspected."""
+        world, router, attempt = self._world, self._router, self._attempt
+        if attempt is None or attempt.first_ms is not None:
+            return
+        seen = router.picture(world.nodes[attempt.place].member.id16, world.now)
+        if seen is None or seen.liveness is not Liveness.SUSPECT:
+            return
+        tried = self._machine.tried | {attempt.choice.endpoint}
+        request = replace(self._request, attempt=2, tried=tried, refused=self._machine.refused)
+        if has_other(request, router.fleet(world.now), world.policy, world.now):
+            self._tell(ev.NoSignOfLife(attempt=attempt.number, cause=Cause.SUSPECT))
 
     def _send(self) -> None:
         attempt = self._current()
-        self._router.silence.sent(attempt.choice.endpoint, self)
+        self._router.lateness.sent(attempt.choice.endpoint, self)
+        self._router.waiting[self] = None
         if attempt.choice.is_self:
             self._submit(attempt)
         else:
@@ -278,6 +287,7 @@ class _Flight:
             return
         attempt.first_ms = self._ask.first_ms = self._world.now
         self._router.ledger.first_token(attempt.reservation.seq)
+        self._router.lateness.heard(attempt.choice.endpoint)
         self._tell(ev.HeadReceived(attempt=attempt.number, status=200))
         self._tell(ev.FirstByteReceived(attempt=attempt.number))
 
@@ -301,7 +311,8 @@ class _Flight:
 
     def _ended(self, outcome: ev.Outcome) -> None:
         attempt, router, now = self._current(), self._router, self._world.now
-        router.silence.ended(outcome.endpoint, self)
+        router.lateness.ended(outcome.endpoint, self, now)
+        router.waiting.pop(self, None)
         if outcome.result is ev.Result.DONE:
             router.ledger.finish(attempt.reservation.seq)
             router.breakers.succeeded(outcome.endpoint, now)

@@ -140,8 +140,9 @@ def play(
 
     def start(ask: Ask) -> None:
         if ask.number == skipped:
-            for node in world.nodes:
-                node.engine.frozen = node.spec.name in scenario.frozen
+            for index, node in enumerate(world.nodes):
+                if node.spec.name in scenario.frozen:
+                    world.freeze(index)
         dispatch.start(ask)
 
     asks = world.run(requests, start)

@@ -34,6 +34,7 @@ from agent.store.profiles import ProfileStore
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import Outcome, Result
 from router_core.exchange.failure import Cause, FailureClass
+from router_core.exchange.lateness import Lateness
 from router_core.ids import Id16, Id32, MeshId, NodeName, id8_of, id16_of, node_id_of
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
@@ -199,7 +200,7 @@ class World:
         self.ledger = Ledger(id8_of(id16("me")), 7, self.work)
         self.breakers = Breakers(ExchangePolicy())
         self.profiles = Profiles(ProfilePolicy())
-        self.suspects: set[Endpoint] = set()
+        self.lateness = Lateness(ExchangePolicy())
         self.spilling: set[RequestClass] = set()
         self.policy = policy or PlacementPolicy()
         self.hold = Hold(self.policy)
@@ -213,7 +214,8 @@ class World:
                 ledger=self.ledger,
                 breakers=self.breakers,
                 hold=self.hold,
-                suspects=self.suspects,
+                suspects=self.lateness.suspects,
+                late=self.lateness.costs,
                 spilling=self.spilling,
             ),
             reborn=self.breakers.reborn,

@@ -168,7 +168,7 @@ def test_a_held_request_leaves_one_record_that_tells_how_long_it_waited() -> Non
     assert isinstance(queued, Queued)
     waiting = queued.waiting
     assert (waiting.caller, waiting.body_bytes, waiting.since_ms) == ("local", 5_000, 1_000_000)
-    assert (queued.until_ms, waiting.deadline_ms) == (1_060_000, 1_600_000)
+    assert (queued.until_ms, waiting.deadline_ms) == (1_600_000, 2_800_000)
     assert (queued.turned.status, queued.turned.code) == (429, "queue_full")
     assert queued.turned.retry_after_s is not None
     world.clock.now += 4_000

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from agent.relay.wiring import mark_silent, watch_silence
+from agent.relay.wiring import sweep_lateness, watch_lateness
 from router_core.exchange.patience import silence_limit_ms
 from tests.agent.node.rig import World, an_endpoint, key_of
 from tests.agent.relay.client import Client, post
@@ -27,19 +27,20 @@ async def test_an_endpoint_is_suspect_from_its_silence_to_its_next_byte() -> Non
         await client.send(post(relay.port, b'{"model":"m","stream":true}'))
         await client.head()
         await client.chunk()
-        suspects: set[str] = {"gone-by"}
-        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 9_000)
+        lateness = relay.wiring.lateness
+        suspects = lateness.suspects
+        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 9_000)
         assert suspects == set()
-        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 10_500)
+        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 10_500)
         assert suspects == {at("e0")}
         go.set()
         await client.chunk()
-        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 9_000)
+        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 9_000)
         assert suspects == set()
-        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 10_500)
+        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 10_500)
         client.close()
         await until(lambda: not relay.wiring.in_hand)
-        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 10_500)
+        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 10_500)
         assert suspects == set()
 
 
@@ -58,9 +59,9 @@ async def test_what_was_not_begun_and_what_the_client_holds_up_is_no_silence() -
         for request in relay.wiring.in_hand:
             if request.silent_at(relay.clock.boot_ms() + 20_000) is not None:
                 request.pause()  # type: ignore[attr-defined]
-        suspects: set[str] = set()
-        mark_silent(relay.wiring.in_hand, suspects, relay.clock.boot_ms() + 20_000)
-        assert suspects == set()
+        lateness = relay.wiring.lateness
+        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 20_000)
+        assert lateness.suspects == set()
         for client in (waiting, streaming):
             client.close()
 
@@ -74,7 +75,7 @@ def test_a_suspect_serves_only_if_nobody_else_can() -> None:
     world = World()
     world.own(an_endpoint())
     world.peer("beta", an_endpoint())
-    world.suspects.add(key_of("me"))
+    world.lateness.sweep(0, frozenset({key_of("me")}))
     served = set()
     for number in range(20):
         choosing = world.ask(f"r{number}")
@@ -96,8 +97,9 @@ class Mute:
 
 async def test_the_watch_sleeps_without_requests_and_wakes_with_the_first() -> None:
     async with running(0) as relay:
-        suspects = {at("gone-by")}
-        watching = asyncio.create_task(watch_silence(relay.wiring, suspects))
+        suspects = relay.wiring.lateness.suspects
+        relay.wiring.lateness.sweep(0, frozenset({at("gone-by")}))
+        watching = asyncio.create_task(watch_lateness(relay.wiring))
         await until(lambda: suspects == set())
         request: Any = Mute()
         relay.wiring.in_hand.add(request)

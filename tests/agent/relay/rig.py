@@ -39,11 +39,12 @@ from agent.relay.ports import (
 from agent.relay.wiring import Hands, Wiring
 from router_core.exchange.breaker import Breakers
 from router_core.exchange.failure import FailureClass
+from router_core.exchange.lateness import Lateness
 from router_core.ids import NodeId
 from router_core.placement.hold import Hold, Waiting
 from router_core.placement.holding import Holding
 from router_core.placement.request import Endpoint, RequestClass
-from router_core.policy.exchange import ExchangePolicy
+from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
@@ -111,6 +112,7 @@ class Fleet:
     until_ms: int | None = None
     room: dict[str, int] = field(default_factory=dict)
     hold_ms: int | None = None
+    hedge: Hedge = Hedge.OFF
     turned: Turned | None = None
     break_at: str = ""
     consult: Callable[[], Coroutine[None, None, None]] | None = None
@@ -219,6 +221,25 @@ class Chooser:
             deadline_ms=now + 600_000,
         )
         return Queued(waiting=waiting, until_ms=self._held_since + self._fleet.hold_ms, turned=turned)
+
+    @property
+    def hedge(self) -> Hedge:
+        return self._fleet.hedge
+
+    def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
+        return any(at(endpoint, node) not in tried | refused for node, endpoint in self._fleet.order)
+
+    def spare(
+        self,
+        *,
+        beside: Routed,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+    ) -> Routed | None:
+        chosen = self.decide(attempt=attempt, tried=tried, refused=refused, now=now)
+        return chosen if isinstance(chosen, Routed) else None
 
     def held_ms(self, now: int) -> int | None:
         return None if self._held_since is None else now - self._held_since
@@ -330,7 +351,7 @@ class Relay:
         assert not self.wiring.in_hand
         assert not self.fleet.open_seqs
         assert not self.wiring.holding
-        assert not self.wiring.silence
+        assert not len(self.wiring.lateness)
         assert self.buffered.held == 0
 
 
@@ -359,6 +380,7 @@ def build(
         rng=Random(1),
         in_hand=Hands(clock),
         holding=Holding(Hold(PlacementPolicy()), clock.boot_ms),
+        lateness=Lateness(policy),
         first_bytes=first_bytes or NobodyAsks(),
     )
     return Relay(

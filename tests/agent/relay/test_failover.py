@@ -87,7 +87,6 @@ async def broken(exchange: Exchange) -> None:
         endless_head,
         busy,
         absent,
-        locked,
         broken,
     ],
 )
@@ -144,58 +143,6 @@ async def test_silence_past_the_first_byte_limit_goes_to_the_next_endpoint() -> 
         assert relay.watch.attempts[0].outcome.cause is Cause.FIRST_BYTE
 
 
-async def test_who_waits_at_an_endpoint_that_is_silent_to_everybody_moves_on_with_the_first() -> None:
-    async def silent(exchange: Exchange) -> None:
-        await exchange.gone()
-
-    async with Recorder(silent) as bad, Recorder() as good, running(bad.port, good.port) as relay:
-        relay.fleet.locals["e0"].first_byte_ms = 400
-        asked = [asyncio.create_task(ask(relay.port, post(relay.port)))]
-        await bad.arrived(1)
-        relay.fleet.locals["e0"].first_byte_ms = 60_000
-        asked += [asyncio.create_task(ask(relay.port, post(relay.port))) for _ in range(3)]
-        await bad.arrived(4)
-        heard = await asyncio.wait_for(asyncio.gather(*asked), 20)
-        assert [each.status for each in heard] == [200] * 4
-        failed = [each.outcome.cause for each in relay.watch.attempts if each.outcome.cause is not None]
-        assert failed == [Cause.FIRST_BYTE] + [Cause.SILENT] * 3
-        relay.assert_idle()
-
-
-async def test_a_slow_endpoint_that_serves_others_loses_only_who_waited_too_long() -> None:
-    a_word, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(exchange: Exchange) -> None:
-        if exchange.request.body == STREAM:
-            await exchange.begin_stream()
-            await exchange.chunk(EVENT)
-            await a_word.wait()
-            await exchange.chunk(EVENT)
-            await go_on.wait()
-            await exchange.end_stream()
-            return
-        await go_on.wait()
-        await say_ok(exchange)
-
-    async with Recorder(slow) as busy, Recorder() as good, running(busy.port, good.port) as relay:
-        relay.fleet.locals["e0"].first_byte_ms = 60_000
-        flowing = asyncio.create_task(ask(relay.port, post(relay.port, STREAM)))
-        patient = asyncio.create_task(ask(relay.port, post(relay.port)))
-        await busy.arrived(2)
-        relay.fleet.locals["e0"].first_byte_ms = 1_000
-        leaving = asyncio.create_task(ask(relay.port, post(relay.port)))
-        await busy.arrived(3)
-        a_word.set()
-        hasty = await leaving
-        assert (hasty.status, hasty.headers["x-pairmesh-node"]) == (200, "@here/e1")
-        go_on.set()
-        waited = await patient
-        assert (waited.status, waited.headers["x-pairmesh-node"]) == (200, "@here/e0")
-        assert (await flowing).clean
-        assert [each.outcome.cause for each in relay.watch.attempts].count(Cause.SILENT) == 0
-        relay.assert_idle()
-
-
 async def test_at_most_three_endpoints_are_tried() -> None:
     async with (
         Recorder(eof) as one,
@@ -237,12 +184,16 @@ async def test_a_server_error_is_tried_elsewhere_only_once() -> None:
         assert three.requests == []
 
 
-async def test_an_answer_about_the_request_itself_is_not_tried_elsewhere() -> None:
-    async def too_long(exchange: Exchange) -> None:
-        await exchange.answer(b'{"error":"too long"}', status=400)
+async def too_long(exchange: Exchange) -> None:
+    await exchange.answer(b'{"error":"too long"}', status=400)
 
-    async with Recorder(too_long) as one, Recorder() as two, running(one.port, two.port) as relay:
-        assert (await ask(relay.port, post(relay.port))).status == 400
+
+@pytest.mark.parametrize(("script", "status"), [(too_long, 400), (locked, 401)])
+async def test_an_answer_about_the_request_or_its_caller_is_not_tried_elsewhere(
+    script: object, status: int
+) -> None:
+    async with Recorder(script) as one, Recorder() as two, running(one.port, two.port) as relay:  # type: ignore[arg-type]
+        assert (await ask(relay.port, post(relay.port))).status == status
         assert two.requests == []
 
 

@@ -330,7 +330,7 @@ async def test_a_slow_reader_pauses_the_engine_and_loses_nothing() -> None:
     async with Recorder(script) as up, running(up.port) as relay:
 
         def is_paused() -> bool:
-            engines = [request._upstream for request in relay.wiring.in_hand]
+            engines = [leg.upstream for request in relay.wiring.in_hand for leg in request._legs]
             return any(engine is not None and not engine.transport.is_reading() for engine in engines)
 
         client = await Client.to(relay.port)

@@ -1,10 +1,11 @@
 """Where an attempt goes, and how long it may be silent before its first byte."""
 
-import pytest
+from msgspec.structs import replace
 
 from agent.relay.dialects.facts import Facts
 from agent.relay.places import Places, attempt_target
 from agent.relay.ports import Routed
+from router_core.ids import NodeId
 from router_core.policy.exchange import ExchangePolicy
 from tests.agent.relay.rig import Fleet, Local, at
 
@@ -37,33 +38,24 @@ def routed(*, output_tokens: int = 100, ttft_ms: float = 500.0, ect_ms: float = 
     )
 
 
-def patience_ms(facts: Facts, **over: float) -> int:
-    return attempt_target(POLICY, None, routed(**over), facts).first_byte_ms
+def overdue_ms(facts: Facts, **over: float) -> int:
+    return attempt_target(POLICY, None, routed(**over), facts).overdue_ms
 
 
-def test_a_stream_is_waited_for_by_its_first_token() -> None:
-    assert patience_ms(Facts(model="m", stream=True), ttft_ms=6_000.0) == 18_000
-    assert patience_ms(Facts(model="m", stream=True, max_tokens=100_000), ttft_ms=6_000.0) == 18_000
+def test_a_stream_is_overdue_by_its_first_token_and_a_whole_answer_by_its_end() -> None:
+    assert overdue_ms(Facts(model="m", stream=True), ttft_ms=6_000.0) == 18_000
+    assert overdue_ms(Facts(model="m"), ect_ms=20_000.0) == 60_000
+    assert overdue_ms(Facts(model="m"), output_tokens=0, ttft_ms=100.0, ect_ms=100.0) == 10_000
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "n", "expected_ms"),
-    [
-        (100, None, 16_500),
-        (1_000, None, 151_500),
-        (1_000, 2, 301_500),
-        (10, None, 16_500),
-        (None, None, 61_500),
-    ],
-)
-def test_a_whole_answer_is_waited_for_by_the_longest_it_may_get(
-    max_tokens: int | None, n: int | None, expected_ms: int
-) -> None:
-    assert patience_ms(Facts(model="m", max_tokens=max_tokens, n=n)) == expected_ms
-
-
-def test_what_has_no_answer_of_tokens_is_waited_for_as_predicted() -> None:
-    assert patience_ms(Facts(model="m"), output_tokens=0, ttft_ms=4_000.0, ect_ms=4_000.0) == 12_000
+def test_the_owners_limits_are_kept_where_its_endpoint_is_and_none_is_made_up() -> None:
+    engine = Local("e0", 1, connect_ms=7, first_byte_ms=120_000, idle_ms=9)
+    own = attempt_target(POLICY, engine, routed(), Facts(model="m"))
+    assert (own.connect_ms, own.first_byte_ms, own.idle_ms) == (7, 120_000, 9)
+    free = attempt_target(POLICY, Local("e0", 1), routed(), Facts(model="m"))
+    assert free.first_byte_ms == 0
+    away = attempt_target(POLICY, None, replace(routed(), node=NodeId("beta")), Facts(model="m"))
+    assert (away.peer, away.first_byte_ms, away.idle_ms) == (True, 0, 0)
 
 
 def test_a_place_is_that_of_the_endpoint_that_bears_the_name_now() -> None:

@@ -154,3 +154,48 @@ def test_endpoints_without_a_fault_are_not_kept_and_the_table_is_bounded() -> No
     assert len(breakers) == 2
     assert [breakers.state(key(name), 10) for name in "abc"] == [CLOSED, OPEN, OPEN]
     assert breakers.last_fault_ms(key("c")) == 2
+
+
+def test_one_callers_failing_body_opens_nothing_however_often_it_is_sent() -> None:
+    breakers = Breakers(POLICY)
+    for now in range(0, 20_000, 100):
+        breakers.erred(key("a"), now, ("local", "/v1/chat/completions", 512), busy=False)
+    assert breakers.state(key("a"), 20_000) is CLOSED
+
+
+def test_an_endpoint_that_fails_everybody_is_left() -> None:
+    breakers = Breakers(POLICY)
+    for number in range(5):
+        assert breakers.state(key("a"), 100 * number) is CLOSED
+        breakers.erred(key("a"), 100 * number, ("local", "/", number), busy=False)
+    assert breakers.state(key("a"), 400) is OPEN
+
+
+def test_errors_say_nothing_of_an_endpoint_that_serves_others_meanwhile() -> None:
+    served, busy, slow = Breakers(POLICY), Breakers(POLICY), Breakers(POLICY)
+    for number in range(20):
+        served.erred(key("a"), number, number, busy=False)
+        if number % 4 == 3:
+            served.succeeded(key("a"), number)
+        busy.erred(key("a"), number, number, busy=True)
+        slow.erred(key("a"), 8_000 * number, number, busy=False)
+    assert [each.state(key("a"), 200_000) for each in (served, busy, slow)] == [CLOSED] * 3
+
+
+def test_a_trial_that_ends_in_a_server_error_is_a_failed_one() -> None:
+    breaker = opened()
+    breaker.dispatched(5_000)
+    breaker.erred(5_000, "anyone", busy=False)
+    assert (breaker.state(14_999), breaker.state(15_000)) == (OPEN, HALF_OPEN)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3_000), st.booleans()), min_size=1, max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_no_four_requests_open_a_breaker_by_their_errors_alone(
+    script: list[tuple[int, int, bool]],
+) -> None:
+    breaker, now = Breaker(POLICY), 0
+    for request, passed, busy in script:
+        now += passed
+        breaker.erred(now, min(request, 3), busy=busy)
+        assert breaker.state(now) is CLOSED

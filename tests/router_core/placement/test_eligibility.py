@@ -178,13 +178,13 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set():
     assert chosen_node(decision) == "a"
     assert decision.record.degraded == ("pressure",)
     assert decision.record.excluded_counts == {"pressure": 1}
-    assert decision.chosen.max_wait_ms == 600_000
+    assert decision.chosen.max_wait_ms == 1_800_000
     cold = a_row("b", gate=Gate.SOFT, pressure=0.1, resident=False, loads=False)
     assert chosen_node(decided(a_request(), a_fleet(playing, cold))) == "a", "no model is loaded into a game"
     equal = a_row("b", gate=Gate.SOFT, pressure=0.9)
     decision = decided(a_request(), a_fleet(playing, equal))
     assert decision.record.excluded_counts == {}
-    assert decision.chosen.max_wait_ms == 600_000, "its host lets nobody in who is in a hurry"
+    assert decision.chosen.max_wait_ms == 1_800_000, "its host lets nobody in who is in a hurry"
 
 
 def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is():

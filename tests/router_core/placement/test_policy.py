@@ -55,7 +55,7 @@ def test_a_policy_that_makes_no_sense_is_refused(broken):
 def test_the_classes_promise_what_their_table_says():
     policy = PlacementPolicy()
     assert policy.interactive == ClassTargets(
-        ttft_s=2.0, tpot_s=0.1, deadline_ms=600_000, hold_ms=60_000, share=1.0
+        ttft_s=2.0, tpot_s=0.1, deadline_ms=1_800_000, hold_ms=600_000, share=1.0
     )
     assert policy.batch == ClassTargets(
         ttft_s=60.0, tpot_s=None, deadline_ms=3_600_000, hold_ms=900_000, share=0.9

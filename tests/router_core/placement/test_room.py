@@ -100,8 +100,8 @@ def test_full_rows_alone_are_a_reason_to_wait_if_there_is_where():
     assert decision.hold is not None
     assert (decision.hold.since_ms, decision.hold.until_ms, decision.hold.deadline_ms) == (
         NOW,
-        NOW + 60_000,
         NOW + 600_000,
+        NOW + 1_800_000,
     )
     assert decision.retry_after_s is not None
     assert decision.record.action is Action.QUEUE
@@ -141,7 +141,7 @@ def test_the_work_of_a_held_request_counts_as_where_it_is_done_fastest():
 
 def test_nobody_is_held_longer_than_its_class_or_its_deadline_allows():
     fleet = a_fleet(a_row("a", **FULL), live=held_at())
-    for request_class, hold_ms in ((INTERACTIVE, 60_000), (BATCH, 900_000), (BACKGROUND, 1_800_000)):
+    for request_class, hold_ms in ((INTERACTIVE, 600_000), (BATCH, 900_000), (BACKGROUND, 1_800_000)):
         terms = decided(of_class(request_class), fleet).hold
         assert terms is not None
         assert terms.until_ms == NOW + hold_ms
@@ -154,8 +154,8 @@ def test_who_is_held_keeps_its_place_and_its_time_whatever_room_there_is():
     fleet = a_fleet(a_row("a", **FULL), live=held_at(-1))
     again = decided(replace(a_request(), held_since_ms=NOW - 20_000, waits=True), fleet)
     assert again.hold is not None
-    assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 40_000)
-    late = decided(replace(a_request(), held_since_ms=NOW - 60_000, waits=True), fleet)
+    assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 580_000)
+    late = decided(replace(a_request(), held_since_ms=NOW - 600_000, waits=True), fleet)
     assert (late.action, late.reason) == (Action.REJECT, Reason.QUEUE_FULL)
 
 
@@ -163,7 +163,7 @@ def test_who_left_the_queue_comes_back_only_if_there_is_room():
     back = replace(a_request(), held_since_ms=NOW - 20_000, attempt=2)
     again = decided(back, a_fleet(a_row("a", **FULL), live=held_at()))
     assert again.hold is not None
-    assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 40_000)
+    assert (again.hold.since_ms, again.hold.until_ms) == (NOW - 20_000, NOW + 580_000)
     refused = decided(back, a_fleet(a_row("a", **FULL), live=held_at(-1)))
     assert (refused.action, refused.reason) == (Action.REJECT, Reason.QUEUE_FULL)
 

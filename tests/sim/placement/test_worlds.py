@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from router_core.placement.decide import decide
+from router_core.policy.placement import PlacementPolicy
 from router_core.sim.fleet_world import FleetWorld
 from router_core.sim.routed import Routed
 from router_core.sim.scenario import LoadLine, NodeLine, Scenario
@@ -105,7 +106,7 @@ def test_a_request_that_got_no_answer_makes_the_whole_as_long_as_its_patience():
     frozen = read_scenario("frozen")
     result = played(replace(frozen, frozen=("a", "b")), "pair-1.0")
     assert result.failed == frozen.load.requests
-    assert result.makespan_s == result.ttft_p50 == 600.0
+    assert result.makespan_s == result.ttft_p50 == PlacementPolicy().interactive.deadline_ms / 1000.0
 
 
 SLOW = NodeLine(name="slow", pp=1_000, tg=50, slots=1, memory_gib=10.0, max_queue=0)
