@@ -7,10 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-from aiohttp import web
-
-from tests.support.field import Endpoint, OpenAiEngine, chat, mesh, served_by
+from tests.support.field import Endpoint, OpenAiEngine, chat, mesh
 
 LATE_S = 12.0
 """Beyond what anything was ever given by a prediction."""
@@ -44,4 +41,6 @@ async def test_an_answer_that_is_far_later_than_any_before_it_is_served(tmp_path
         assert engine.hung_up == 0
         assert engine.count() == 14, "each was asked once"
         engine.first_s = 0.0
-        assert [(await chat(node)).status for node in (alpha, beta)] == [200, 200], "nobody holds it against the engine"
+        assert [(await chat(node)).status for node in (alpha, beta)] == [200, 200], (
+            "nobody holds it against the engine"
+        )
