@@ -52,7 +52,7 @@ class TrustRooms:
         own, state = ground.own, ground.folders.state
         self.admittance = Admittance()
         self.contexts = TlsContexts(OwnFiles(own.cert_path, own.key_path))
-        self.peer_files = PeerFiles(state)
+        self.peer_files = PeerFiles(state, ground.newer)
         self.membership = Membership(
             own,
             ground.settings.name,
@@ -79,7 +79,7 @@ class MeshRooms:
     ) -> None:
         settings, own, clock = ground.settings.mesh, ground.own, ground.clock
         membership = trust.membership
-        shelf = MeshShelf(Marks(ground.folders.state), trust.peer_files)
+        shelf = MeshShelf(Marks(ground.folders.state, ground.newer), trust.peer_files)
         self._clock = clock
         self._board = board
         self.machine = Mesh(

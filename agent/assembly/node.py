@@ -71,7 +71,7 @@ class Assembly:
         self.roots = Roots()
         self.residency_policy = ResidencyPolicy()
         self.phase = Phase.STARTING
-        self.faults: list[str] = []
+        self.faults = self.ground.faults
         self._failed_parts: dict[str, tuple[int, str]] = {}
         self.addresses: tuple[Address, ...] = ()
         self.reload = asyncio.Event()
@@ -79,11 +79,13 @@ class Assembly:
 
     async def build(self) -> None:
         """Build and wire every room; nothing runs yet but the journal's thread. Raises ``RefuseToStart``."""
-        self.journal = Journal(self.folders.state / "journal.sqlite", self.clock, self.log)
-        self.journal.start()
         self.trust = TrustRooms(self.ground, self.tasks)
         self.membership = self.trust.membership
         await self.membership.load()
+        self.journal = Journal(
+            self.folders.state / "journal.sqlite", self.clock, self.log, aside=self.ground.newer
+        )
+        self.journal.start()
         for node_id in self.membership.quarantined:
             self._fault(
                 f"the roster file of {node_id} did not convince and was set aside: add that node again"
@@ -222,7 +224,9 @@ class Assembly:
             for name, (at_ms, why) in self._failed_parts.items()
             if at_ms >= since_ms
         ]
-        return (*self.faults, *broken, *self.reloading.faults)
+        unwritten = [self.journal.fault, self.placement.learning.fault, self.membership.fault]
+        told = [fault for fault in unwritten if fault is not None]
+        return (*self.faults, *broken, *told, *self.reloading.faults)
 
     def _heard(self, changes: Sequence[ViewChange]) -> None:
         if self.trace is not None:

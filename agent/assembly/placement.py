@@ -4,7 +4,7 @@ from agent.assembly.ground import Ground
 from agent.authority.asking import Authority
 from agent.board import Board
 from agent.effects.entropy import new_rng, random_bytes, random_u32
-from agent.node.learning import Learning, open_store
+from agent.node.learning import Learning, store_at
 from agent.node.placing import Placing
 from agent.node.viewing import Viewing
 from agent.node.work import WatchedWork
@@ -71,7 +71,11 @@ class PlacementRooms:
             clock=clock,
         )
         self.learning = Learning(
-            profiles, open_store(ground.folders.state, ground.log), self.fleet, clock, ground.log
+            profiles,
+            store_at(ground.folders.state, ground.log, ground.newer),
+            self.fleet,
+            clock,
+            ground.log,
         )
         self.learning.restore()
         self.decisions = DecisionMetrics()

@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from agent.effects.sqlite_file import cause_of
 from agent.effects.tasks import Tasks
 from agent.identity.admittance import Admittance
 from agent.identity.certificate import check_cert
@@ -136,8 +137,19 @@ class Membership:
         self._address_subscribers: list[OnAddresses] = []
         self._changing = asyncio.Lock()
         self._unsaved: dict[NodeId, RosterFile] = {}
+        self._unsaved_cause: str | None = None
         self._flush_s = flush_s
         self._retry_s = retry_s
+
+    @property
+    def fault(self) -> str | None:
+        """Why a change is in force and not stored yet, for people; None if all is stored."""
+        if self._unsaved_cause is None:
+            return None
+        return (
+            f"{len(self._unsaved)} roster entries cannot be stored ({self._unsaved_cause}): they are in force, and tried "
+            "again every 10 s"
+        )
 
     @property
     def mesh_id(self) -> MeshId:
@@ -302,7 +314,8 @@ class Membership:
         node_id = node_id_of(entry.id32)
         try:
             await asyncio.to_thread(self._roster_files.save, node_id, _file_of(entry))
-        except OSError:
+        except OSError as fault:
+            self._unsaved_cause = cause_of(fault)
             if not self._unsaved:
                 self._tasks.spawn(self._retry(), "store roster")
             self._unsaved[node_id] = _file_of(entry)
@@ -317,9 +330,11 @@ class Membership:
                 for node_id, file in list(self._unsaved.items()):
                     try:
                         await asyncio.to_thread(self._roster_files.save, node_id, file)
-                    except OSError:
+                    except OSError as fault:
+                        self._unsaved_cause = cause_of(fault)
                         break
                     del self._unsaved[node_id]
+        self._unsaved_cause = None
 
     async def _install(self) -> None:
         await self._contexts.rebuild([member.der for member in self.members.values()])

@@ -16,8 +16,8 @@ from agent.effects.entropy import random_bytes
 from agent.identity.certificate import build_certificate, certificate_pem
 from agent.identity.keys import NodeKey, mint_key, read_credential, read_key
 from agent.store.atomic import read_plain, write_atomic
-from agent.store.checked import Damaged, read_checked_or_last, write_checked
-from agent.store.folders import RefuseToStart
+from agent.store.checked import Damaged, Newer, read_checked_or_last, write_checked
+from agent.store.folders import RefuseToStart, too_new
 from router_core.ids import Id16, Id32, MeshId, NodeId, id16_of, id32_of_key, node_id_of
 from router_core.record.state import U16, U32, Bytes16
 from router_core.trust.mesh_choice import MeshClaim
@@ -90,7 +90,7 @@ def load_identity(
     the service supervisor put the key, if it keeps it. ``keep`` accepts a folder that came from another host,
     ``new`` puts the old identity and its roster aside and mints another.
     Raises ``RefuseToStart``: ``key_not_private``, ``key_unreadable``, ``key_missing``, ``cert_changed``,
-    ``mesh_damaged``, ``host_damaged``, ``identity_copied``.
+    ``mesh_damaged``, ``host_damaged``, ``identity_copied``, ``state_newer``.
     """
     folder = state / "identity"
     if new:
@@ -161,6 +161,8 @@ def _check_host(path: Path, machine_id: bytes | None, keep: bool) -> None:
     mark = _host_mark(machine_id)
     try:
         stored = None if keep else read_checked_or_last(path, bytes)
+    except Newer as newer:
+        raise too_new(newer) from None
     except Damaged:
         raise RefuseToStart(
             "host_damaged",
@@ -183,6 +185,8 @@ def _host_mark(machine_id: bytes) -> bytes:
 def _read_mesh(path: Path) -> MeshFile:
     try:
         mesh = read_checked_or_last(path, MeshFile)
+    except Newer as newer:
+        raise too_new(newer) from None
     except Damaged:
         mesh = None
     if mesh is None:

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from agent.effects.clock import Clock
+from agent.effects.sqlite_file import cause_of
 from agent.effects.tasks import Failed, Tasks
 from agent.mesh.addresses import AddressBook, Endpoint, IpAddress
 from agent.mesh.dialling import Outcome
@@ -229,7 +230,9 @@ class Driver:
 
     def _persisted(self, key: SavedKey, writing: asyncio.Future[None]) -> None:
         exc = None if writing.cancelled() else writing.exception()
-        if exc is not None and not isinstance(exc, OSError):
+        if isinstance(exc, OSError):
+            self._told.notify("not_stored", {"file": key.value, "cause": cause_of(exc)})
+        elif exc is not None:
             self._told.failed(f"persist {key.value}", exc)
         self._inbox.put(PersistDone(key, exc is None))
 

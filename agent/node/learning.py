@@ -12,13 +12,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from agent.effects.aside import Aside, quietly
 from agent.effects.clock import Clock
+from agent.effects.sqlite_file import cause_of
 from agent.engines.contract import Finish, Timings, TimingSource
 from agent.engines.timings import read_timings
 from agent.observe.log import Log
 from agent.relay.ports import AttemptReport
 from agent.relay.voice import API_SIDE
-from agent.store.profiles import ProfileStore
+from agent.store.profiles import FILE, ProfileStore
 from router_core.errors import RemoteFault
 from router_core.exchange.events import Result as Ended
 from router_core.exchange.failure import FailureClass
@@ -35,17 +37,13 @@ _NOTHING = Timings(source=TimingSource.COUNTED)
 _CAPACITY = frozenset({FailureClass.BUSY, FailureClass.LOADING, FailureClass.ABSENT, FailureClass.TOO_LONG})
 
 
-def open_store(state: Path, log: Log) -> ProfileStore | None:
-    """The stored profiles below ``state``; None, and told, if the disk refuses: then what is learned lives as long as
-    the process."""
-    try:
-        store = ProfileStore(state)
-    except (OSError, sqlite3.Error) as error:
-        log.warning("profile.not_opened", error=type(error).__name__)
-        return None
-    if store.set_aside is not None:
-        log.warning("profile.set_aside", file=store.set_aside.name)
-    return store
+def store_at(state: Path, log: Log, aside: Aside = quietly) -> ProfileStore:
+    """The stored profiles below ``state``. ``aside`` hears of a file of a newer version."""
+
+    def damaged(kept_as: Path, cause: str) -> None:
+        log.warning("profile.set_aside", file=state / FILE, cause=cause, kept_as=kept_as.name)
+
+    return ProfileStore(state, aside=aside, damaged=damaged)
 
 
 class Lesson(Struct, frozen=True, gc=False, kw_only=True):
@@ -63,7 +61,7 @@ class Learning:
     def __init__(
         self,
         profiles: Profiles,
-        store: ProfileStore | None,
+        store: ProfileStore,
         fleet: Callable[[], Fleet],
         clock: Clock,
         log: Log,
@@ -76,16 +74,16 @@ class Learning:
         self._log = log
         self._changed: dict[ProfileKey, None] = {}
         self._stored: set[str] = set()
+        self.fault: str | None = None
+        """Why what was learned is not on disk, for people; None if it is."""
 
     def restore(self) -> None:
         """Take over what earlier process lives learned; runs before the loop does."""
-        if self._store is None:
-            return
         now = self._clock.boot_ms()
         try:
             loaded = self._store.load()
         except (OSError, sqlite3.Error) as error:
-            self._log.warning("profile.not_loaded", error=type(error).__name__)
+            self._failed("profile.not_loaded", error)
             return
         self._stored = set(loaded)
         for stored in loaded.values():
@@ -157,8 +155,6 @@ class Learning:
         """Store what changed since the last time, delete what was forgotten; a disk that refuses is told and tried
         again."""
         changed, self._changed = self._changed, {}
-        if self._store is None:
-            return
         encoded = {
             _file_key(key): encode_profile(key, profile)
             for key in changed
@@ -173,9 +169,15 @@ class Learning:
         try:
             await asyncio.to_thread(self._store.save, encoded, gone)
             self._stored = stored - gone
+            self.fault = None
         except (OSError, sqlite3.Error) as error:
             self._changed = changed | self._changed
-            self._log.warning("profile.not_stored", error=type(error).__name__)
+            self._failed("profile.not_stored", error)
+
+    def _failed(self, event: str, error: BaseException) -> None:
+        cause = cause_of(error)
+        self._log.warning(event, file=FILE, cause=cause)
+        self.fault = f"{FILE} cannot be read or written ({cause}): what is learned is lost at the next start"
 
     def _concurrency(self, row: Row) -> float:
         """Requests in the engine's batch beside this one, which has left the books already, and this one."""

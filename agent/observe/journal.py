@@ -2,9 +2,9 @@
 
 The newest ``limits.JOURNAL_RING`` decisions stay in memory; all go to SQLite through one writer thread, so
 the event loop never waits for a disk. A record is encoded when it is put, and only that is kept: one object
-instead of some sixty, which would stay for a thousand requests. A full queue drops decisions and counts them;
-a failing disk loses rows, counts them, and serving goes on. Records hold no text of a prompt or an answer, and
-neither does this.
+instead of some sixty, which would stay for a thousand requests. A full queue drops decisions and counts them. What
+the disk does not take, be it full or the file locked, waits for it up to the bound of the queue, is counted beyond that,
+and serving goes on. Records hold no text of a prompt or an answer, and neither does this.
 """
 
 import asyncio
@@ -22,7 +22,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.effects.aside import Aside, quietly
 from agent.effects.clock import Clock
+from agent.effects.sqlite_file import cause_of
 from agent.observe.journal_file import AuditRow, JournalFile, Row, audit_rows, bodies, body_of
 from agent.observe.log import Log
 from agent.observe.metrics import Family, Shape, gauge_family
@@ -30,6 +32,7 @@ from router_core import limits
 from router_core.placement.record import DecisionRecord
 
 LINGER_S: Final = 0.1
+RETRY_S: Final = 1.0
 BATCH: Final = 1_024
 TRIM_EVERY_ROWS: Final = 5_000
 TRIM_EVERY_MS: Final = 600_000
@@ -48,18 +51,37 @@ class AuditLine(Struct, frozen=True, kw_only=True):
     facts: dict[str, Fact]
 
 
-Item = Row | AuditLine | Future[None] | None
+class Flush(Struct, frozen=True):
+    """Everything before it is to be tried now."""
+
+    done: Future[None]
+
+
+Item = Row | AuditLine | Flush | None
 """What the writer's queue carries; None ends the thread."""
 
 
 class Journal:
-    """``start`` before the first ``put``; ``aclose`` writes what is queued."""
+    """``start`` before the first ``put``; ``aclose`` writes what is queued. ``aside`` hears of a file of a newer version."""
 
-    def __init__(self, path: Path, clock: Clock, log: Log, *, file: JournalFile | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        log: Log,
+        *,
+        file: JournalFile | None = None,
+        aside: Aside = quietly,
+        retry_s: float = RETRY_S,
+    ) -> None:
         self._path = path
         self._clock = clock
         self._log = log
-        self._file = file or JournalFile(path)
+        self._file = file or JournalFile(path, aside=aside, damaged=self._damaged)
+        self._retry_s = retry_s
+        self._rows: dict[str, Row] = {}
+        self._audit: list[AuditRow] = []
+        self._cause: str | None = None
         self._ring: OrderedDict[str, Row] = OrderedDict()
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._closing = threading.Event()
@@ -67,6 +89,14 @@ class Journal:
         self.dropped = 0
         self.lost = 0
         self.written = 0
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing is written at present, for people; None if it is."""
+        if self._cause is None:
+            return None
+        waiting = len(self._rows) + len(self._audit)
+        return f"{self._path} cannot be written ({self._cause}): {waiting} rows wait, {self.lost} are lost"
 
     def start(self) -> None:
         self._thread.start()
@@ -104,7 +134,7 @@ class Journal:
         try:
             body = await asyncio.to_thread(body_of, self._path, decision_id)
         except sqlite3.Error as exc:
-            self._log.warning("journal.unreadable", error=exc)
+            self._log.warning("journal.unreadable", file=self._path, cause=cause_of(exc))
             return None
         return None if body is None else self._decoded(body)
 
@@ -129,7 +159,7 @@ class Journal:
                 bodies, self._path, limit, action=action, reason=reason, since_ms=since_ms
             )
         except sqlite3.Error as exc:
-            self._log.warning("journal.unreadable", error=exc)
+            self._log.warning("journal.unreadable", file=self._path, cause=cause_of(exc))
             return held
         known = {record.id for record in held}
         older = [record for body in stored if (record := self._decoded(body)) and record.id not in known]
@@ -146,9 +176,9 @@ class Journal:
         ]
 
     async def settled(self) -> None:
-        """Wait until everything put so far is written or counted as lost."""
+        """Wait until the disk was offered everything put so far."""
         done: Future[None] = Future()
-        self._queue.put(done)
+        self._queue.put(Flush(done))
         await asyncio.wrap_future(done)
 
     async def aclose(self) -> None:
@@ -182,19 +212,25 @@ class Journal:
         items: list[Item] = []
         while None not in items:
             items = self._batch()
-            since_trim += self._write(items)
+            self._keep(items)
+            since_trim += self._write()
             for item in items:
-                if isinstance(item, Future):
-                    item.set_result(None)
+                if isinstance(item, Flush):
+                    item.done.set_result(None)
             if since_trim >= TRIM_EVERY_ROWS or self._clock.boot_ms() - trimmed_at >= TRIM_EVERY_MS:
                 self._guarded(self._trim)
                 since_trim, trimmed_at = 0, self._clock.boot_ms()
+        self.lost += len(self._rows) + len(self._audit)
         self._file.close()
 
     def _batch(self) -> list[Item]:
-        items: list[Item] = [self._queue.get()]
+        """What came; nothing if the disk is to be tried again."""
+        try:
+            items: list[Item] = [self._queue.get(timeout=None if self._cause is None else self._retry_s)]
+        except Empty:
+            return []
         if isinstance(items[0], Row) and self._queue.qsize() < BATCH:
-            self._closing.wait(LINGER_S)
+            self._closing.wait(LINGER_S if self._cause is None else self._retry_s)
         while len(items) < BATCH:
             try:
                 items.append(self._queue.get_nowait())
@@ -202,38 +238,46 @@ class Journal:
                 break
         return items
 
-    def _write(self, items: list[Item]) -> int:
-        rows = {row.id: row for row in items if isinstance(row, Row)}.values()
-        audit = [
-            AuditRow(at_ms=line.at_ms, event=line.event, body=msgspec.msgpack.encode(line.facts))
-            for line in items
-            if isinstance(line, AuditLine)
-        ]
-        count = len(rows) + len(audit)
-        if count and self._guarded(lambda: self._file.write(rows, audit)):
-            self.written += count
-        elif count:
-            self.lost += count
+    def _keep(self, items: list[Item]) -> None:
+        """Take ``items`` until the disk has them, as far as there is room."""
+        for item in items:
+            is_new = isinstance(item, AuditLine) or (isinstance(item, Row) and item.id not in self._rows)
+            if is_new and len(self._rows) + len(self._audit) >= limits.JOURNAL_QUEUE:
+                self.lost += 1
+            elif isinstance(item, Row):
+                self._rows[item.id] = item
+            elif isinstance(item, AuditLine):
+                body = msgspec.msgpack.encode(item.facts)
+                self._audit.append(AuditRow(at_ms=item.at_ms, event=item.event, body=body))
+
+    def _write(self) -> int:
+        """Write what is kept; how much that was."""
+        count = len(self._rows) + len(self._audit)
+        if not count or not self._guarded(lambda: self._file.write(self._rows.values(), self._audit)):
+            return 0
+        self._rows, self._audit = {}, []
+        self.written += count
         return count
 
     def _trim(self) -> None:
         self._file.trim(self._clock.wall_ms())
 
     def _guarded(self, act: Callable[[], None]) -> bool:
-        """Run ``act``; False if the disk refuses. A damaged file is set aside and ``act`` tried once more."""
+        """Run ``act``; False if the disk refuses, which is told when it begins, and when it ends."""
         try:
-            try:
-                act()
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError as exc:
-                self._log.error("journal.set_aside", error=exc)
-                self._file.set_aside()
-                act()
+            act()
         except (sqlite3.Error, OSError) as exc:
-            self._log.warning("journal.not_written", error=exc)
+            if self._cause is None:
+                self._log.warning("journal.not_written", file=self._path, cause=cause_of(exc))
+            self._cause = cause_of(exc)
             return False
+        if self._cause is not None:
+            self._cause = None
+            self._log.info("journal.written_again", file=self._path)
         return True
+
+    def _damaged(self, kept_as: Path, cause: str) -> None:
+        self._log.error("journal.set_aside", file=self._path, cause=cause, kept_as=kept_as.name)
 
 
 def row_of(record: DecisionRecord) -> Row:

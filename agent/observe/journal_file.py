@@ -1,21 +1,21 @@
 """The SQLite file of the journal: two tables, bounded by age and size, private to its owner.
 
-Used by one thread at a time for writing; reads open their own connection and may run beside it (WAL). A file
-that SQLite calls damaged is set aside as ``<name>.corrupt`` and a new one begun: a journal is worth less than
-a daemon that starts. Knows bytes and columns, not what a decision is.
+Used by one thread at a time for writing; reads open their own connection and may run beside it (WAL). Knows bytes and
+columns, not what a decision is.
 """
 
 import contextlib
-import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from agent.effects.aside import Aside, quietly
+from agent.effects.sqlite_file import SqliteFile
 from router_core import limits
 
 KEPT_MS: Final = 7 * 24 * 3_600_000
@@ -30,14 +30,31 @@ _ROWS_AT_ONCE: Final = 64
 """Rows of one statement. Each statement hands the interpreter to the other threads and has to win it back: a row at a
 time would keep the event loop waiting as often as it serves requests."""
 
-_TABLES: Final = """
+_STEPS: Final = (
+    """
 create table if not exists decisions (
     id text primary key, at_ms integer not null, request_id text not null, action text not null,
     reason text not null, node text, model text, body blob not null);
 create index if not exists decisions_by_time on decisions (at_ms);
 create table if not exists audit (
-    seq integer primary key autoincrement, at_ms integer not null, event text not null, body blob not null);
-"""
+    seq integer primary key autoincrement, at_ms integer not null, event text not null, body blob not null)
+""",
+)
+_COLUMNS: Final = {
+    "decisions": ("id", "at_ms", "request_id", "action", "reason", "node", "model", "body"),
+    "audit": ("seq", "at_ms", "event", "body"),
+}
+_NAMED: Final = f"({', '.join(_COLUMNS['decisions'])})"
+_PRAGMAS: Final = (
+    f"page_size = {_PAGE_BYTES}",
+    "auto_vacuum = incremental",
+    "journal_mode = wal",
+    "synchronous = normal",
+    "temp_store = memory",
+    "secure_delete = fast",
+    f"wal_autocheckpoint = {_WAL_BYTES // _PAGE_BYTES}",
+    f"journal_size_limit = {_WAL_BYTES}",
+)
 
 
 class Row(Struct, frozen=True, gc=False, kw_only=True):
@@ -60,51 +77,57 @@ class AuditRow(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class JournalFile:
-    """The writing side. A damaged file raises ``sqlite3.DatabaseError``: ``set_aside`` it and go on."""
+    """The writing side; opened when it is first used. A file that is damaged, or of a newer version, is replaced by an
+    empty one, and ``damaged`` or ``aside`` told of where it lies. Methods raise ``OSError`` or ``sqlite3.Error`` if the
+    disk refuses."""
 
-    def __init__(self, path: Path, *, max_bytes: int = limits.JOURNAL_FILE) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int = limits.JOURNAL_FILE,
+        aside: Aside = quietly,
+        damaged: Callable[[Path, str], None] = lambda _path, _cause: None,
+    ) -> None:
         self._max_bytes = max_bytes
-        self._db: sqlite3.Connection | None = None
+        self._file = SqliteFile(
+            path, steps=_STEPS, tables=_COLUMNS, pragmas=_PRAGMAS, aside=aside, damaged=damaged
+        )
 
     def open(self) -> None:
         """Open or create the file; without it the first write does."""
-        self._open_db()
-
-    def set_aside(self) -> None:
-        """Close the file and move it away; the next use starts an empty one."""
-        self.close()
-        with contextlib.suppress(FileNotFoundError):
-            self._path.rename(self._path.with_name(self._path.name + ".corrupt"))
-        for suffix in ("-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self._file.run(lambda _db: None)
 
     def close(self) -> None:
-        if self._db is not None:
-            db, self._db = self._db, None
-            db.close()
+        self._file.close()
 
     def write(self, rows: Iterable[Row], audit: Sequence[AuditRow]) -> None:
         """One transaction; a decision already there by id is replaced."""
-        db = self._open_db()
-        with db:
-            rest = iter(rows)
-            while part := list(islice(rest, _ROWS_AT_ONCE)):
-                places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
-                values = list(chain.from_iterable(map(astuple, part)))
-                db.execute(f"insert or replace into decisions values {places}", values)
-            db.executemany(
-                "insert into audit (at_ms, event, body) values (?, ?, ?)",
-                [(a.at_ms, a.event, a.body) for a in audit],
-            )
+        taken = list(rows)
+
+        def write(db: sqlite3.Connection) -> None:
+            with db:
+                for first in range(0, len(taken), _ROWS_AT_ONCE):
+                    part = taken[first : first + _ROWS_AT_ONCE]
+                    places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
+                    values = list(chain.from_iterable(map(astuple, part)))
+                    db.execute(f"insert or replace into decisions {_NAMED} values {places}", values)
+                db.executemany(
+                    "insert into audit (at_ms, event, body) values (?, ?, ?)",
+                    [(a.at_ms, a.event, a.body) for a in audit],
+                )
+
+        self._file.run(write)
 
     def trim(self, wall_ms: int) -> None:
         """Drop what is older than ``KEPT_MS``, then the oldest tenth until the size holds."""
-        db = self._open_db()
+        self._file.run(lambda db: self._trim(db, wall_ms))
+
+    def _trim(self, db: sqlite3.Connection, wall_ms: int) -> None:
         with db:
             db.execute("delete from decisions where at_ms < ?", (wall_ms - KEPT_MS,))
             db.execute("delete from audit where seq <= (select max(seq) from audit) - ?", (AUDIT_ROWS,))
-        while self._bytes()[0] > self._max_bytes:
+        while _bytes(db)[0] > self._max_bytes:
             with db:
                 left = db.execute("select count(*) from decisions").fetchone()[0]
                 db.execute(
@@ -114,22 +137,17 @@ class JournalFile:
                 )
             if not left:
                 break
-        used, free = self._bytes()
+        used, free = _bytes(db)
         if free > (used + free) // _FREE_SHARE:
             db.executescript("pragma incremental_vacuum")
 
-    def _bytes(self) -> tuple[int, int]:
-        """How much of the file is used, and how much free."""
-        pages, free, size = (
-            self._open_db().execute(f"pragma {what}").fetchone()[0]
-            for what in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size, free * size
 
-    def _open_db(self) -> sqlite3.Connection:
-        if self._db is None:
-            self._db = _opened(self._path)
-        return self._db
+def _bytes(db: sqlite3.Connection) -> tuple[int, int]:
+    """How much of the file is used, and how much free."""
+    pages, free, size = (
+        db.execute(f"pragma {what}").fetchone()[0] for what in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size, free * size
 
 
 def body_of(path: Path, decision_id: str) -> bytes | None:
@@ -165,27 +183,3 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         yield db
     finally:
         db.close()
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
-    path.chmod(0o600)
-    db = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
-    try:
-        db.execute(f"pragma page_size = {_PAGE_BYTES}")
-        db.execute("pragma auto_vacuum = incremental")
-        db.execute("pragma journal_mode = wal")
-        db.execute("pragma synchronous = normal")
-        db.execute("pragma temp_store = memory")
-        db.execute("pragma secure_delete = fast")
-        page_bytes = db.execute("pragma page_size").fetchone()[0]
-        db.execute(f"pragma wal_autocheckpoint = {_WAL_BYTES // page_bytes}")
-        db.execute(f"pragma journal_size_limit = {_WAL_BYTES}")
-        if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
-            raise sqlite3.DatabaseError("quick_check failed")
-        db.executescript(_TABLES)
-    except BaseException:
-        db.close()
-        raise
-    return db

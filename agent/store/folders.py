@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from agent.store.checked import Newer
 from router_core.errors import LocalMisuse
 
 SOCKET_PATH_MOST: Final = 107
@@ -26,6 +27,15 @@ class RefuseToStart(LocalMisuse):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def too_new(newer: Newer) -> RefuseToStart:
+    """A file that must not be done without was written by a later version of this program."""
+    return RefuseToStart(
+        "state_newer",
+        f"{newer.path} was written by a newer version of pairmesh (its schema is {newer.version}) and is left as it is: "
+        "install that version again, or restore the state folder of this one from a backup",
+    )
 
 
 class Folders(Struct, frozen=True):

@@ -5,12 +5,14 @@ at 1 and the node's own record, heard from peers, lifts it.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
+from agent.effects.aside import Aside, quietly
 from agent.store.atomic import last_of
-from agent.store.checked import Damaged, read_checked, read_checked_or_last, write_checked
+from agent.store.checked import Damaged, older_or_none, read_checked, read_checked_or_last, write_checked
 from router_core.ids import Id16
 from router_core.record.stamp import Stamp
 from router_core.record.state import U63
@@ -24,22 +26,23 @@ class Floor(Struct, frozen=True, array_like=True):
 
 
 class Marks:
-    """``epoch`` and ``floors`` below one state folder."""
+    """``epoch`` and ``floors`` below one state folder. ``aside`` hears of each file of a newer version."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, aside: Aside = quietly) -> None:
         self._epoch = state / "epoch"
         self._floors = state / "floors"
+        self._aside = aside
 
     def epoch(self) -> int:
         """The highest epoch this node may have used (0: none known); the next process life uses one more."""
         try:
-            epoch = read_checked(self._epoch, U63)
+            epoch = older_or_none(partial(read_checked, self._epoch, U63), self._aside)
         except Damaged:
             epoch = None
         if epoch is not None:
             return epoch
         try:
-            before = read_checked(last_of(self._epoch), U63)
+            before = older_or_none(partial(read_checked, last_of(self._epoch), U63), self._aside)
         except Damaged:
             before = None
         return 0 if before is None else before + 1
@@ -51,7 +54,9 @@ class Marks:
     def floors(self) -> dict[Id16, Floor]:
         """The floors last saved; empty if there are none or none can be believed."""
         try:
-            stored = read_checked_or_last(self._floors, dict[bytes, Floor])
+            stored = older_or_none(
+                partial(read_checked_or_last, self._floors, dict[bytes, Floor]), self._aside
+            )
         except Damaged:
             return {}
         return {Id16(key): floor for key, floor in (stored or {}).items() if len(key) == 16}

@@ -5,12 +5,15 @@ roster file that cannot be believed, nor the one before it, is renamed ``.corrup
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
+from agent.effects.aside import Aside, quietly
 from agent.store.atomic import remove_file, set_aside
-from agent.store.checked import Damaged, read_checked_or_last, write_checked
+from agent.store.checked import Damaged, Newer, older_or_none, read_checked_or_last, write_checked
+from agent.store.folders import too_new
 from router_core import limits
 from router_core.ids import NodeId, parse_node_id
 from router_core.record.envelope import Sealed
@@ -36,13 +39,16 @@ class RosterFiles:
         self._folder = state / "roster"
 
     def load(self) -> tuple[dict[NodeId, RosterFile], list[NodeId]]:
-        """All that can be believed, and whose files were quarantined."""
+        """All that can be believed, and whose files were quarantined. Raises ``RefuseToStart`` for a file of a newer
+        version: without whom it tells of this node would be alone."""
         found: dict[NodeId, RosterFile] = {}
         quarantined: list[NodeId] = []
         for node_id in _node_ids(self._folder):
             path = self._folder / node_id
             try:
                 file = read_checked_or_last(path, RosterFile)
+            except Newer as newer:
+                raise too_new(newer) from None
             except Damaged:
                 self.quarantine(node_id)
                 quarantined.append(node_id)
@@ -67,17 +73,21 @@ class RosterFiles:
 
 
 class PeerFiles:
-    """``peers/<node_id>``: the last good addresses, best first. Losing them costs a search, nothing else."""
+    """``peers/<node_id>``: the last good addresses, best first. Losing them costs a search, nothing else. ``aside`` hears
+    of each file of a newer version."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, aside: Aside = quietly) -> None:
         self._folder = state / "peers"
+        self._aside = aside
 
     def load(self) -> dict[NodeId, tuple[Address, ...]]:
         """All that can be believed; a damaged file is dropped."""
         found: dict[NodeId, tuple[Address, ...]] = {}
         for node_id in _node_ids(self._folder):
             try:
-                addresses = read_checked_or_last(self._folder / node_id, tuple[Address, ...])
+                addresses = older_or_none(
+                    partial(read_checked_or_last, self._folder / node_id, tuple[Address, ...]), self._aside
+                )
             except Damaged:
                 remove_file(self._folder / node_id)
                 continue

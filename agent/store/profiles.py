@@ -1,62 +1,61 @@
 """Learned profiles on disk: one row per text key, its value opaque bytes.
 
-A file that SQLite cannot read is set aside and a new one begun: profiles are learned again. One connection, used
-from one thread at a time.
+A file that cannot be read is set aside and a new one begun: profiles are learned again. One that is locked, or a disk
+that is full, is tried again with the next save. Used from one thread at a time.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
-from agent.store.atomic import set_aside
+from agent.effects.aside import Aside, quietly
+from agent.effects.sqlite_file import SqliteFile
 
-_SCHEMA = "CREATE TABLE IF NOT EXISTS profiles (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
+FILE: Final = "profiles.sqlite"
+_UPSERT: Final = (
+    "insert into profiles (key, value) values (?, ?) on conflict (key) do update set value = excluded.value"
+)
+_STEPS: Final = (
+    "create table if not exists profiles (key text primary key, value blob not null) without rowid",
+)
 
 
 class ProfileStore:
-    """``profiles.sqlite`` below one state folder."""
+    """``profiles.sqlite`` below one state folder, opened when it is first used. ``aside`` hears of a file of a newer
+    version, ``damaged`` of where a damaged one lies and why. All methods raise ``OSError`` or ``sqlite3.Error`` if the
+    disk refuses."""
 
-    def __init__(self, state: Path) -> None:
-        """Open or create the file; raises ``OSError`` or ``sqlite3.OperationalError`` if the disk refuses."""
-        self._path = state / "profiles.sqlite"
-        self.set_aside: Path | None = None
-        """Where a damaged file went at opening."""
-        try:
-            self._db = self._open()
-        except sqlite3.DatabaseError as fault:
-            if isinstance(fault, sqlite3.OperationalError):
-                raise
-            self.set_aside = set_aside(self._path)
-            for suffix in ("-wal", "-shm"):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-            self._db = self._open()
+    def __init__(
+        self,
+        state: Path,
+        *,
+        aside: Aside = quietly,
+        damaged: Callable[[Path, str], None] = lambda _path, _cause: None,
+    ) -> None:
+        self._file = SqliteFile(
+            state / FILE,
+            steps=_STEPS,
+            tables={"profiles": ("key", "value")},
+            pragmas=("journal_mode = wal", "synchronous = normal"),
+            aside=aside,
+            damaged=damaged,
+        )
 
     def load(self) -> dict[str, bytes]:
         """Every row."""
-        return dict(self._db.execute("SELECT key, value FROM profiles"))
+        return self._file.run(lambda db: dict(db.execute("select key, value from profiles")))
 
     def save(self, changed: Mapping[str, bytes], gone: Iterable[str] = ()) -> None:
-        """Write ``changed`` and delete ``gone`` in one transaction; raises ``sqlite3.OperationalError``."""
-        with self._db:
-            self._db.executemany(
-                "INSERT INTO profiles VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                changed.items(),
-            )
-            self._db.executemany("DELETE FROM profiles WHERE key = ?", ((key,) for key in gone))
+        """Write ``changed`` and delete ``gone`` in one transaction."""
+        deleted = [(key,) for key in gone]
+
+        def write(db: sqlite3.Connection) -> None:
+            with db:
+                db.executemany(_UPSERT, changed.items())
+                db.executemany("delete from profiles where key = ?", deleted)
+
+        self._file.run(write)
 
     def close(self) -> None:
-        self._db.close()
-
-    def _open(self) -> sqlite3.Connection:
-        self._path.touch(mode=0o600, exist_ok=True)
-        db = sqlite3.connect(self._path, check_same_thread=False, timeout=5)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute(_SCHEMA)
-            if db.execute("PRAGMA quick_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("the check failed")
-        except BaseException:
-            db.close()
-            raise
-        return db
+        self._file.close()

@@ -7,8 +7,10 @@ import re
 import resource
 import signal
 import socket
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from hashlib import sha256
 from pathlib import Path
 
 import aiohttp
@@ -276,3 +278,95 @@ async def test_the_log_tells_who_came_fell_silent_went_and_is_back(tmp_path: Pat
             await wait_for(lambda: _said(alpha, "member.back"), 10, "it is back")
             await beta.kill()
             await wait_for(lambda: _said(alpha, "member.suspect"), 15, "it fell silent")
+
+
+# --- files of another version --------------------------------------------------------------------------------
+
+
+def altered(path: Path, script: str) -> bytes:
+    """Change a database as another version of the daemon would have left it; its bytes then."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(script)
+    return path.read_bytes()
+
+
+def of_version(payload: bytes, version: int) -> bytes:
+    """A checked file of a later schema, by the layout that its page states."""
+    number = version.to_bytes(2, "big")
+    return (
+        b"PMF2" + number + len(payload).to_bytes(4, "big") + payload + sha256(number + payload).digest()[:16]
+    )
+
+
+async def test_what_a_newer_version_left_is_kept_for_it_and_work_goes_on(tmp_path: Path) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        async with running(node):
+            await ready(node)
+            assert (await chat(node)).status == 200
+        journal = altered(
+            node.state / "journal.sqlite",
+            "alter table decisions add column cost integer not null default 0; pragma user_version = 99",
+        )
+        profiles = altered(
+            node.state / "profiles.sqlite",
+            "alter table profiles add column kind text not null default ''; pragma user_version = 3",
+        )
+        epoch = of_version(b"\x91\x01", 2)
+        (node.state / "epoch").write_bytes(epoch)
+        async with running(node):
+            await ready(node)
+            reply = await chat(node)
+            assert reply.status == 200
+            _, said, _ = await node.cli("doctor")
+            for name, version in (("journal.sqlite", 99), ("profiles.sqlite", 3), ("epoch", 2)):
+                assert f"{node.state}/{name} was written by a newer version" in said
+                assert f"schema is {version}" in said
+        for name, content in (
+            ("journal.sqlite.v99", journal),
+            ("profiles.sqlite.v3", profiles),
+            ("epoch.v2", epoch),
+        ):
+            assert (node.state / name).read_bytes() == content
+        log = node.log.read_text()
+        assert '"event":"state.newer"' in log
+        assert str(node.state / "journal.sqlite") in log
+        async with running(node):
+            code, said, _ = await node.cli("explain", reply.headers["x-pairmesh-decision-id"])
+            assert (code, "@alpha/engine" in said) == (0, True), "it was recorded"
+            assert (await node.get("/v1/status"))["own"]["faults"] == []
+
+
+async def test_a_newer_identity_or_roster_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    async with running(node):
+        node_id = (await node.get("/v1/status"))["own"]["id"]
+    newer = of_version(b"\x81\xa1v\x02", 2)
+    (node.state / "roster").mkdir(exist_ok=True)
+    for name in (f"roster/{node_id}", "identity/mesh"):
+        path = node.state / name
+        path.write_bytes(newer)
+        with pytest.raises(RuntimeError, match="did not become ready"):
+            await node.start()
+        assert node.process is not None
+        assert await node.process.wait() == 78
+        assert path.read_bytes() == newer
+        said = node.log_tail(2)
+        assert f"pairmesh: {path} was written by a newer version" in said
+        assert "install that version again" in said
+
+
+async def test_a_journal_with_other_tables_than_its_number_says_is_replaced(tmp_path: Path) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        altered(node.state / "journal.sqlite", "create table decisions (id text, other text not null)")
+        async with running(node):
+            await ready(node)
+            reply = await chat(node)
+        async with running(node):
+            code, _, _ = await node.cli("explain", reply.headers["x-pairmesh-decision-id"])
+            assert code == 0
+        assert (node.state / "journal.sqlite.corrupt").exists()
+        assert f'"file":"{node.state}/journal.sqlite"' in node.log.read_text()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.identity.certificate import certificate_pem
 from agent.identity.own import FORMER_MESHES, MeshFile, load_identity, read_machine_id
 from agent.identity.tls import OwnFiles, context
-from agent.store.checked import read_checked
+from agent.store.checked import pack, read_checked
 from agent.store.folders import RefuseToStart
 from agent.store.marks import Marks
 from router_core.ids import MeshId
@@ -127,6 +127,21 @@ def test_a_damaged_mesh_file_is_replaced_by_the_one_before(tmp_path):
     own.save_mesh(before.moved(MeshClaim(MeshId(bytes(16)), False)))
     (tmp_path / "identity/mesh").write_bytes(b"PMF1")
     assert load(tmp_path).mesh == before
+
+
+@pytest.mark.parametrize("name", ["mesh", "host"])
+def test_an_identity_of_a_newer_version_refuses_and_is_left_as_it_is(tmp_path, name):
+    first = load(tmp_path)
+    path = tmp_path / "identity" / name
+    before = path.read_bytes()
+    newer = pack(b"\x93\x01\x02\x03", 2)
+    path.write_bytes(newer)
+    with pytest.raises(RefuseToStart, match="newer version") as refused:
+        load(tmp_path)
+    assert refused.value.reason == "state_newer"
+    assert path.read_bytes() == newer
+    path.write_bytes(before)
+    assert load(tmp_path).node_id == first.node_id
 
 
 def test_a_crash_half_way_through_the_first_start_mints_again(tmp_path):

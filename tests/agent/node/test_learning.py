@@ -1,5 +1,6 @@
 """What attempts teach, and what they must not; and that it outlives a disk that refuses."""
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.node.learning import Learning, open_store
+from agent.node.learning import Learning, store_at
 from agent.node.statement import EndpointWork
 from agent.relay.ports import Routed
 from agent.store.profiles import ProfileStore
@@ -235,22 +236,27 @@ def restored(tmp_path: Path, profiles: Profiles) -> None:
 
 
 async def test_a_disk_that_refuses_is_told_and_tried_again(world: World, tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "profiles.sqlite") as other:
-        other.execute("CREATE TRIGGER refuse BEFORE INSERT ON profiles BEGIN SELECT RAISE(FAIL, 'full'); END")
+    world.learning.restore()
+    other = sqlite3.connect(tmp_path / "profiles.sqlite", isolation_level=None)
+    other.execute("begin exclusive")
     taught(world.learning, a_report(routed_to(world)))
     await world.learning.save()
-    assert any("profile.not_stored" in line for line in world.lines)
-    with sqlite3.connect(tmp_path / "profiles.sqlite") as other:
-        other.execute("DROP TRIGGER refuse")
+    (line,) = (json.loads(line) for line in world.lines if "profile.not_stored" in line)
+    assert (line["file"], line["cause"]) == ("profiles.sqlite", "SQLITE_BUSY")
+    assert world.learning.fault is not None
+    other.execute("rollback")
     other.close()
     await world.learning.save()
+    assert world.learning.fault is None
     profiles = Profiles(ProfilePolicy())
     restored(tmp_path, profiles)
     assert len(profiles) == 1
 
 
-async def test_a_file_that_cannot_be_read_is_told_and_learning_starts_anew(world: World) -> None:
-    world.store.close()
+async def test_a_file_that_cannot_be_read_is_told_and_learning_starts_anew(
+    world: World, tmp_path: Path
+) -> None:
+    (tmp_path / "profiles.sqlite").mkdir()
     world.learning.restore()
     assert any("profile.not_loaded" in line for line in world.lines)
     assert len(world.profiles) == 0
@@ -261,22 +267,23 @@ async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it
 ) -> None:
     (tmp_path / "no").mkdir()
     (tmp_path / "no" / "profiles.sqlite").mkdir()
-    store = open_store(tmp_path / "no", world.log)
-    assert store is None
-    assert any("profile.not_opened" in line for line in world.lines)
+    store = store_at(tmp_path / "no", world.log)
     learning = Learning(world.profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
     learning.restore()
     taught(learning, a_report(routed_to(world)))
     await learning.save()
     assert len(world.profiles) == 1
+    assert learning.fault is not None
+    (tmp_path / "no" / "profiles.sqlite").rmdir()
+    await learning.save()
+    assert learning.fault is None
+    assert len(ProfileStore(tmp_path / "no").load()) == 1
 
 
 def test_a_damaged_file_is_set_aside_and_told(world: World, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "profiles.sqlite").write_bytes(b"no database " * 512)
-    store = open_store(tmp_path / "bad", world.log)
-    assert store is not None
-    assert store.load() == {}
+    assert store_at(tmp_path / "bad", world.log).load() == {}
     assert any("profile.set_aside" in line for line in world.lines)
 
 

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -159,42 +160,94 @@ async def test_a_damaged_file_is_set_aside_and_work_goes_on(path: Path, damage: 
     assert body_of(path, "A" * 26) is not None
 
 
-async def test_a_file_damaged_while_running_is_replaced(path: Path) -> None:
-    class Failing(JournalFile):
-        failures = 1
+class Refusing(JournalFile):
+    """A file on a disk that refuses for as long as ``refuses`` is set."""
 
-        def write(self, rows: list[Row], audit: list[AuditRow]) -> None:  # type: ignore[override]
-            if self.failures:
-                self.failures -= 1
-                raise sqlite3.DatabaseError("database disk image is malformed")
-            super().write(rows, audit)
+    refuses = True
 
-    async with Shelf(path, Failing(path)) as shelf:
-        shelf.journal.put(record("A" * 26))
-        await shelf.journal.settled()
-        assert shelf.journal.written == 1
-        assert shelf.events() == ["journal.set_aside"]
+    def write(self, rows: Iterable[Row], audit: Sequence[AuditRow]) -> None:
+        if self.refuses:
+            raise sqlite3.OperationalError("database or disk is full")
+        super().write(rows, audit)
 
 
-async def test_a_full_disk_loses_rows_and_counts_them(path: Path) -> None:
-    class Full(JournalFile):
-        full = True
-
-        def write(self, rows: list[Row], audit: list[AuditRow]) -> None:  # type: ignore[override]
-            if self.full:
-                raise sqlite3.OperationalError("database or disk is full")
-            super().write(rows, audit)
-
-    file = Full(path)
+async def test_what_a_full_disk_does_not_take_waits_for_it(path: Path) -> None:
+    file = Refusing(path)
     async with Shelf(path, file) as shelf:
         shelf.journal.put(record("A" * 26))
-        await shelf.journal.settled()
-        assert (shelf.journal.lost, shelf.journal.written) == (1, 0)
+        shelf.journal.audit("trust.removed", node="atlas")
+        for _ in range(3):
+            await shelf.journal.settled()
+        assert (shelf.journal.lost, shelf.journal.written) == (0, 0)
+        assert shelf.journal.fault is not None
+        assert str(path) in shelf.journal.fault
         assert await shelf.journal.get("A" * 26) is not None
-        file.full = False
+        file.refuses = False
         shelf.journal.put(record("B" * 26))
         await shelf.journal.settled()
-        assert (shelf.journal.lost, shelf.journal.written) == (1, 1)
+        assert (shelf.journal.lost, shelf.journal.written) == (0, 3)
+        assert shelf.journal.fault is None
+        assert len(await shelf.journal.audits(9)) == 1
+    assert shelf.events() == ["trust.removed", "journal.not_written", "journal.written_again"]
+    assert all(body_of(path, each * 26) is not None for each in "AB")
+
+
+async def test_what_waits_for_the_disk_is_bounded_and_the_rest_counted(path: Path) -> None:
+    file = Refusing(path)
+    async with Shelf(path, file) as shelf:
+        for turn in range(2):
+            for number in range(limits.JOURNAL_QUEUE - 1):
+                shelf.journal.put(record(f"{turn}{number:025d}"))
+            await shelf.journal.settled()
+        assert shelf.journal.lost == limits.JOURNAL_QUEUE - 2
+        file.refuses = False
+        await shelf.journal.settled()
+        assert shelf.journal.written == limits.JOURNAL_QUEUE
+
+
+async def test_a_locked_file_is_written_once_it_is_free(path: Path) -> None:
+    async with Shelf(path) as shelf:
+        shelf.journal.put(record("A" * 26))
+        await shelf.journal.settled()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("begin exclusive")
+            shelf.journal.put(record("B" * 26))
+            await shelf.journal.settled()
+            (line,) = (json.loads(line) for line in shelf.lines)
+            assert (line["event"], line["cause"]) == ("journal.not_written", "SQLITE_BUSY")
+            assert line["file"] == str(path)
+            other.execute("rollback")
+        while body_of(path, "B" * 26) is None:
+            await shelf.journal.settled()
+        assert shelf.journal.lost == 0
+
+
+async def test_rows_that_never_found_the_disk_are_counted_at_the_end(path: Path) -> None:
+    shelf = Shelf(path, Refusing(path))
+    async with shelf:
+        shelf.journal.put(record("A" * 26))
+    assert shelf.journal.lost == 1
+
+
+async def test_a_journal_of_a_newer_version_is_kept_as_it_is_and_a_new_one_begun(path: Path) -> None:
+    """The field trial's N22: ``user_version`` 99 and one more column that must not be null."""
+    told: list[tuple[Path, int, Path]] = []
+    async with Shelf(path) as shelf:
+        shelf.journal.put(record("A" * 26))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "alter table decisions add column extra text not null default ''; pragma user_version = 99"
+        )
+    before = path.read_bytes()
+    journal = Journal(path, shelf.clock, shelf.log, aside=lambda *all: told.append(all))
+    journal.start()
+    journal.put(record("B" * 26))
+    await journal.aclose()
+    aside = path.with_name("journal.sqlite.v99")
+    assert told == [(path, 99, aside)]
+    assert aside.read_bytes() == before
+    assert body_of(path, "B" * 26) is not None
+    assert body_of(path, "A" * 26) is None
 
 
 async def test_audit_lines_are_kept_and_logged(path: Path) -> None:

@@ -11,6 +11,8 @@ from agent.store.atomic import last_of, read_plain, remove_file, set_aside, writ
 from agent.store.checked import (
     FILE_MOST,
     Damaged,
+    FileSchema,
+    Newer,
     pack,
     read_checked,
     read_checked_or_last,
@@ -82,14 +84,16 @@ def test_removing_and_setting_aside_take_what_they_name(tmp_path):
 def test_a_checked_file_has_its_layout():
     assert pack(b"abc")[:11] == b"PMF1\x00\x00\x00\x03abc"
     assert len(pack(b"abc")) == 4 + 4 + 3 + 16
-    assert unpack(pack(b"abc")) == b"abc"
+    assert unpack(pack(b"abc")) == (1, b"abc")
+    assert pack(b"abc", 2)[:13] == b"PMF2\x00\x02\x00\x00\x00\x03abc"
+    assert unpack(pack(b"abc", 2)) == (2, b"abc")
 
 
 @pytest.mark.threat("T48")
 @settings(max_examples=60, deadline=None)
-@given(payload=st.binary(max_size=60), data=st.data())
-def test_a_checked_file_cut_or_altered_anywhere_is_seen(payload, data):
-    content = pack(payload)
+@given(payload=st.binary(max_size=60), version=st.sampled_from([1, 2, 999]), data=st.data())
+def test_a_checked_file_cut_or_altered_anywhere_is_seen(payload, version, data):
+    content = pack(payload, version)
     cut = data.draw(st.integers(0, len(content) - 1))
     at = data.draw(st.integers(0, len(content) - 1))
     altered = bytearray(content)
@@ -133,6 +137,35 @@ def test_a_damaged_file_is_replaced_by_the_one_before(tmp_path):
         read_checked_or_last(path, int)
     last_of(path).unlink()
     with pytest.raises(Damaged):
+        read_checked_or_last(path, int)
+
+
+def test_an_older_file_is_brought_up_by_numbered_steps(tmp_path):
+    path = tmp_path / "file"
+    write_checked(path, 5)
+    second = FileSchema(steps=(lambda value: {"count": value},))
+    third = FileSchema(steps=(*second.steps, lambda value: value | {"unit": "ms"}))
+    assert read_checked(path, dict[str, int | str], third) == {"count": 5, "unit": "ms"}
+    write_checked(path, {"count": 6}, second)
+    assert read_checked(path, dict[str, int | str], third) == {"count": 6, "unit": "ms"}
+    write_checked(path, {"count": 7, "unit": "s"}, third)
+    assert read_checked(path, dict[str, int | str], third) == {"count": 7, "unit": "s"}
+
+
+def test_a_newer_file_is_told_from_a_damaged_one_and_not_read(tmp_path):
+    path = tmp_path / "file"
+    write_checked(path, 1)
+    newer = FileSchema(steps=(lambda value: value,))
+    write_checked(path, 2, newer)
+    with pytest.raises(Newer) as found:
+        read_checked_or_last(path, int)
+    assert (found.value.path, found.value.version) == (path, 2)
+    path.write_bytes(b"")
+    assert read_checked_or_last(path, int) == 1
+    write_checked(path, 3, newer)
+    write_checked(path, 4)
+    path.write_bytes(b"")
+    with pytest.raises(Newer):
         read_checked_or_last(path, int)
 
 

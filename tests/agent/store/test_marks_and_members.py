@@ -1,6 +1,8 @@
 import pytest
 
 from agent.store.atomic import last_of
+from agent.store.checked import pack
+from agent.store.folders import RefuseToStart
 from agent.store.marks import Floor, Marks
 from agent.store.members import PeerFiles, RosterFile, RosterFiles
 from agent.store.profiles import ProfileStore
@@ -121,7 +123,6 @@ def test_profiles_are_saved_changed_and_deleted(tmp_path):
     store.close()
     store = ProfileStore(tmp_path)
     assert store.load() == {"a": b"3"}
-    assert store.set_aside is None
     store.close()
     assert (tmp_path / "profiles.sqlite").stat().st_mode & 0o777 == 0o600
 
@@ -138,8 +139,67 @@ def test_a_damaged_profile_file_is_set_aside_and_learning_starts_anew(tmp_path, 
     path.write_bytes(
         {"junk": b"junk" * 999, "cut": whole[: half + 100], "middle": whole[:half] + b"\xff" * half}[damage]
     )
-    store = ProfileStore(tmp_path)
-    assert store.set_aside == tmp_path / "profiles.sqlite.corrupt"
+    told = []
+    store = ProfileStore(tmp_path, damaged=lambda kept_as, cause: told.append((kept_as, cause)))
     assert store.load() == {}
+    assert [kept_as for kept_as, _ in told] == [tmp_path / "profiles.sqlite.corrupt"]
     store.save({"a": b"1"})
     store.close()
+
+
+NEWER = pack(b"\x93\x01\x02\x03", 7)
+
+
+class Told:
+    """Which files were set aside."""
+
+    def __init__(self):
+        self.files = []
+
+    def __call__(self, path, version, aside):
+        self.files.append((path.name, version, aside.name))
+
+
+def test_marks_of_a_newer_version_are_set_aside_unaltered_and_told(tmp_path):
+    told = Told()
+    marks = Marks(tmp_path, told)
+    marks.save_epoch(7)
+    marks.save_epoch(8)
+    for name in ("epoch", "floors"):
+        (tmp_path / name).write_bytes(NEWER)
+    assert marks.epoch() + 1 > 8
+    assert marks.floors() == {}
+    assert told.files == [("epoch", 7, "epoch.v7"), ("floors", 7, "floors.v7")]
+    assert [(tmp_path / f"{name}.v7").read_bytes() for name in ("epoch", "floors")] == [NEWER, NEWER]
+    marks.save_epoch(10)
+    assert Marks(tmp_path).epoch() == 10
+
+
+def test_a_newer_file_and_a_newer_one_before_it_are_both_set_aside(tmp_path):
+    told = Told()
+    for name in ("epoch", "epoch.last", "floors", "floors.last"):
+        (tmp_path / name).write_bytes(NEWER)
+    marks = Marks(tmp_path, told)
+    assert (marks.epoch(), marks.floors()) == (0, {})
+    assert [aside for *_, aside in told.files] == ["epoch.v7", "epoch.last.v7", "floors.v7", "floors.last.v7"]
+
+
+def test_addresses_of_a_newer_version_are_set_aside_and_those_of_others_used(tmp_path):
+    told = Told()
+    peers = PeerFiles(tmp_path, told)
+    peers.save(ONE, [ADDRESS])
+    peers.save(TWO, [ADDRESS])
+    (tmp_path / "peers" / ONE).write_bytes(NEWER)
+    assert peers.load() == {TWO: (ADDRESS,)}
+    assert told.files == [(ONE, 7, f"{ONE}.v7")]
+    assert peers.load() == {TWO: (ADDRESS,)}
+
+
+@pytest.mark.parametrize("name", [ONE, f"{ONE}.last"])
+def test_a_roster_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path, name):
+    RosterFiles(tmp_path).save(TWO, FILE)
+    (tmp_path / "roster" / name).write_bytes(NEWER)
+    with pytest.raises(RefuseToStart, match="newer version") as refused:
+        RosterFiles(tmp_path).load()
+    assert refused.value.reason == "state_newer"
+    assert (tmp_path / "roster" / name).read_bytes() == NEWER
