@@ -6,6 +6,7 @@ from msgspec import msgpack
 
 from agent.store.marks import Floor, Marks
 from agent.store.members import PeerFiles
+from router_core import limits
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
 from router_core.mesh import saved
 from router_core.mesh.events import SavedKey
@@ -65,8 +66,17 @@ def _floor(id16: Id16, floor: Floor) -> saved.Floor:
         v_seq=floor.volatile.seq,
         s_epoch=floor.static.epoch,
         s_seq=floor.static.seq,
+        l_epoch=floor.leave.epoch,
+        l_seq=floor.leave.seq,
+        proof=floor.proof,
     )
 
 
 def _stored_floor(floor: saved.Floor) -> Floor:
-    return Floor(static=Stamp(floor.s_epoch, floor.s_seq), volatile=Stamp(floor.v_epoch, floor.v_seq))
+    proof = floor.proof
+    return Floor(
+        static=Stamp(floor.s_epoch, floor.s_seq),
+        volatile=Stamp(floor.v_epoch, floor.v_seq),
+        leave=Stamp(floor.l_epoch, floor.l_seq),
+        proof=proof if proof is not None and len(proof.signed) <= limits.V_SIGNED else None,
+    )

@@ -19,7 +19,7 @@ from agent.store.atomic import last_of, read_plain, sync_folder, write_atomic
 
 MAGIC: Final = b"PMF1"
 VERSIONED: Final = b"PMF2"
-FILE_MOST: Final = 1024 * 1024
+FILE_MOST: Final = 4 * 1024 * 1024
 _HEAD = len(MAGIC) + 4
 _CHECK = 16
 

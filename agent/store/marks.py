@@ -14,15 +14,18 @@ from agent.effects.aside import Aside, quietly
 from agent.store.atomic import last_of
 from agent.store.checked import Damaged, older_or_none, read_checked, read_checked_or_last, write_checked
 from router_core.ids import Id16
-from router_core.record.stamp import Stamp
+from router_core.record.envelope import Sealed
+from router_core.record.stamp import ZERO, Stamp
 from router_core.record.state import U63
 
 
 class Floor(Struct, frozen=True, array_like=True):
-    """The newest stamps of S and V of one origin; a zero stamp where none was held."""
+    """The newest stamps of S, V and L of one origin, a zero stamp where none was held, and the record that proves it."""
 
     static: Stamp
     volatile: Stamp
+    leave: Stamp = ZERO
+    proof: Sealed | None = None
 
 
 class Marks:

@@ -21,6 +21,8 @@ class Alarm(Enum):
     QUARANTINED = "quarantined"
     LONELY = "lonely"
     EPOCH_NOT_PERSISTED = "epoch_not_persisted"
+    EPOCH_EXHAUSTED = "epoch_exhausted"
+    FLOODING = "flooding"
     UNSENDABLE = "unsendable"
 
 

@@ -85,11 +85,27 @@ def _take(parts: Parts, link: Link, data: bytes, now: int) -> None:
         _punish(parts, link, Reason(fault.reason), now)
         parts.receiver.count_message(Reason(fault.reason))
         return
-    if message is not None:
+    if message is None:
+        _useless(parts, link, now)
+    else:
         _message(parts, link, message, now)
 
 
+def _useless(parts: Parts, link: Link, now: int) -> None:
+    """A message that told nothing: a few are ordinary, a stream of them ends the link, for longer each time."""
+    if link.id not in parts.links or link.may_be_useless(now):
+        return
+    away_ms = parts.dialler.penalise_flood(link.peer, now)
+    parts.receiver.count_message(Reason.FLOODING)
+    parts.notify(Alarm.FLOODING, peer=link.peer.hex(), away_s=away_ms // 1_000)
+    linkup.drop(parts, link, ByeCode.PROTOCOL, now, retry_after_ms=away_ms)
+
+
 def _message(parts: Parts, link: Link, message: Message, now: int) -> None:
+    if isinstance(message, Ping | Pong | Want) or (isinstance(message, Have) and link.is_up):
+        _useless(parts, link, now)
+        if link.id not in parts.links:
+            return
     if isinstance(message, Hello):
         linkup.hello(parts, link, message, now)
     elif isinstance(message, Bye):
@@ -129,17 +145,20 @@ def _want(parts: Parts, link: Link, message: Want, now: int) -> None:
 
 def _records(parts: Parts, link: Link, message: Recs, now: int) -> None:
     items = list(message.items)
+    useful = False
     for at, item in enumerate(items):
         if parts.verifications_left <= 0:
             link.backlog.extend(items[at:])
             parts.waiting[link.id] = None
-            return
-        _record(parts, link, item, now)
+            break
+        useful = _record(parts, link, item, now) is Reason.ACCEPTED or useful
         if link.id not in parts.links:
             return
+    if not useful:
+        _useless(parts, link, now)
 
 
-def _record(parts: Parts, link: Link | None, item: Heard, now: int) -> None:
+def _record(parts: Parts, link: Link | None, item: Heard, now: int) -> Reason:
     judgement = parts.receiver.judge(Sealed(item.signed, item.sig), link, now)
     if judgement.verified:
         parts.verifications_left -= 1
@@ -156,6 +175,26 @@ def _record(parts: Parts, link: Link | None, item: Heard, now: int) -> None:
     elif reason is Reason.BAD_BODY and judgement.origin is not None:
         parts.notify(Alarm.QUARANTINED, origin=judgement.origin.id16.hex())
         parts.changed(judgement.origin, now, urgent=True)
+    elif reason in (Reason.OLDER, Reason.BELOW_FLOOR) and link is not None and judgement.header is not None:
+        _behind(parts, link, judgement.header, now)
+    return reason
+
+
+def _behind(parts: Parts, link: Link, header: Header, now: int) -> None:
+    """The peer itself sends what is older than what another life of it wrote: its disk fell behind, or there are two.
+
+    It is shown the newest record held of it, whoever brought that, and rises above by itself.
+    """
+    origin = parts.origins.get(link.peer)
+    if origin is None or header.id16 != link.peer or link.hello is None:
+        return
+    held = origin.proof
+    same_life = held is None or (held.stamp.epoch, held.inst) == (header.epoch, header.inst)
+    if held is None or same_life or held.stamp.epoch < header.epoch:
+        return
+    if link.may_show_own(now):
+        origin.behind_until = now + parts.policy.show_own_every_ms + parts.policy.conflict_ms
+        parts.send(link, Recs((Heard(0, held.sealed.signed, held.sealed.sig),)), now)
 
 
 def heard_elsewhere(parts: Parts, signed: bytes, sig: bytes, now: int) -> None:
@@ -229,8 +268,11 @@ def own_record(parts: Parts, header: Header, signed: bytes, now: int) -> None:
     if not parts.publisher.is_foreign(header, signed):
         return
     was_conflicted = parts.publisher.conflicted
+    was_exhausted = parts.publisher.exhausted
     persist = parts.publisher.ratchet(header.epoch, now)
     if persist is not None:
         parts.out.append(persist)
+    if parts.publisher.exhausted and not was_exhausted:
+        parts.notify(Alarm.EPOCH_EXHAUSTED, peer=parts.me.id16.hex(), epoch=header.epoch)
     if parts.publisher.conflicted and not was_conflicted:
         parts.notify(Alarm.DUPLICATE_IDENTITY, peer=parts.me.id16.hex(), epoch=parts.publisher.epoch)

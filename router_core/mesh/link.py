@@ -71,6 +71,10 @@ class Link:
         self._pinged: tuple[int, int] | None = None
         self._measured_at = now
         self._bytes = Bucket(limits.LINK_BYTES_PER_S * 1_000, limits.LINK_BYTES_BURST, now)
+        self._messages = Bucket(policy.messages_per_s_m, policy.messages_burst, now)
+        self._useless = Bucket(policy.useless_per_s_m, policy.useless_burst, now)
+        self._disputes = Bucket(policy.disputes_per_s_m, policy.disputes_burst, now)
+        self._shown_own_at: int | None = None
 
     # --- phases and timers ---
 
@@ -207,8 +211,31 @@ class Link:
     # --- reading ---
 
     def spend(self, size: int, now: int) -> None:
+        """One message of so many bytes was read."""
         self._bytes.spend(now, size)
+        self._messages.spend(now, 1)
 
     def may_read(self, now: int) -> bool:
-        """False while records wait for verification or the byte bucket is in debt."""
-        return not self.backlog and not self.frames and self._bytes.ready_at(now) <= now
+        """False while records wait for verification or one of the buckets is in debt."""
+        return (
+            not self.backlog
+            and not self.frames
+            and self._bytes.ready_at(now) <= now
+            and self._messages.ready_at(now) <= now
+        )
+
+    def may_be_useless(self, now: int) -> bool:
+        """Count a message that told nothing new; False if the peer sent too many of them."""
+        return self._useless.take(now)
+
+    def may_dispute(self, now: int) -> bool:
+        """Whether a record that contradicts what is held is verified: it is, only so often."""
+        return self._disputes.take(now)
+
+    def may_show_own(self, now: int) -> bool:
+        """Whether the peer is shown again what is held of it."""
+        last = self._shown_own_at
+        if last is not None and now - last < self._policy.show_own_every_ms:
+            return False
+        self._shown_own_at = now
+        return True

@@ -225,12 +225,21 @@ def _mark_missing(parts: Parts, link: Link, now: int) -> None:
     show_own_record(parts, link, now)
 
 
-def drop(parts: Parts, link: Link, code: ByeCode | None, now: int, *, penalty: bool = False) -> None:
+def drop(
+    parts: Parts,
+    link: Link,
+    code: ByeCode | None,
+    now: int,
+    *,
+    penalty: bool = False,
+    retry_after_ms: int = 0,
+) -> None:
     """End a link ourselves. With ``penalty`` the peer is left alone for 60 s, and told so."""
     if penalty:
-        parts.dialler.penalise(link.peer, parts.policy.penalty_ms, now)
+        retry_after_ms = parts.policy.penalty_ms
+        parts.dialler.penalise(link.peer, retry_after_ms, now)
     _note_fault(parts, link, code)
-    parts.close(link, code, now, retry_after_ms=parts.policy.penalty_ms if penalty else 0)
+    parts.close(link, code, now, retry_after_ms=retry_after_ms)
     ended(parts, link, code in PLANNED, now)
 
 

@@ -94,6 +94,8 @@ class Mesh:
         parts = self.parts
         roster_changed(parts, self._saved.members, self._saved.mesh_id, now, starting=True)
         parts.out.append(parts.publisher.begin_epoch(self._saved.epoch))
+        if parts.publisher.exhausted:
+            parts.notify(Alarm.EPOCH_EXHAUSTED, peer=parts.me.id16.hex(), epoch=parts.publisher.epoch)
         self._files = upkeep.Files(parts, now)
 
     def _slept(self, slept_ms: int) -> None:

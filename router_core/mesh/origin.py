@@ -24,6 +24,7 @@ from router_core.record.stamp import ZERO, Stamp, Verdict, judge
 from router_core.record.state import Address, Kind, Leave, Static, Volatile
 
 _SEQ_ABOVE_ALL: Final = 2**63 - 1
+_KINDS: Final = (Kind.V, Kind.S, Kind.L)
 Body = Volatile | Static | Leave
 
 
@@ -75,6 +76,8 @@ class Origin:
         self.credit_ms = 0
         self.bucket = Bucket(policy.accept_per_s_m, policy.accept_burst, now)
         self.conflict_until = now
+        self.behind_until = now
+        """Until when it counts as sending what another life of it has overtaken."""
         self.quarantined_until = now
         self._quarantine_ms = 0
         self._policy = policy
@@ -82,12 +85,16 @@ class Origin:
         self._static: Static | None = None
         self._static_sref: Sref | None = None
         self.volatile: Volatile | None = None
-        self._floors: dict[Kind, Stamp] = {}
+        self._floors: dict[Kind, Stamp] = dict.fromkeys(_KINDS, ZERO)
         self._proof: Held | None = None
         if floor is not None:
             self._floors[Kind.V] = Stamp(floor.v_epoch, floor.v_seq)
             self._floors[Kind.S] = Stamp(floor.s_epoch, floor.s_seq)
+            self._floors[Kind.L] = Stamp(floor.l_epoch, floor.l_seq)
             self._proof = _read_proof(floor.proof, mesh8)
+            if self._proof is not None and self._proof.kind is Kind.L:
+                self.epoch, self.state = self._proof.stamp.epoch, Liveness.LEFT
+                self._held[Kind.L] = self._proof
         self._base = Base(policy.base_bucket_ms)
         self._first_heard = now
         self._rises: list[int] = []
@@ -106,6 +113,8 @@ class Origin:
         stamp = Stamp(header.epoch, header.seq)
         if header.epoch < self.epoch:
             return Verdict.OLDER
+        if header.epoch < max(floor.epoch for floor in self._floors.values()):
+            return Verdict.BELOW_FLOOR
         held = self._held.get(kind)
         named = kind is Kind.S and self._is_named(header, signed)
         if named and held is not None and held.inst != header.inst:
@@ -117,7 +126,7 @@ class Origin:
             held=held.stamp if held is not None else None,
             held_inst=held.inst if held is not None else 0,
             same_bytes=held is not None and held.sealed.signed == signed,
-            floor=self._floors.get(kind, ZERO),
+            floor=self._floors[kind],
             named=named,
         )
 
@@ -151,9 +160,17 @@ class Origin:
 
     def floor(self) -> Floor:
         """The floor to persist: nothing held or refused by it may come back to the next process."""
-        v, s = (max(self._floors.get(kind, ZERO), self._stamp(kind)) for kind in (Kind.V, Kind.S))
-        proof = self.proof.sealed if self.proof is not None else None
-        return Floor(id16=self.id16, v_epoch=v.epoch, v_seq=v.seq, s_epoch=s.epoch, s_seq=s.seq, proof=proof)
+        v, s, left = (max(self._floors[kind], self._stamp(kind)) for kind in _KINDS)
+        return Floor(
+            id16=self.id16,
+            v_epoch=v.epoch,
+            v_seq=v.seq,
+            s_epoch=s.epoch,
+            s_seq=s.seq,
+            l_epoch=left.epoch,
+            l_seq=left.seq,
+            proof=self.proof.sealed if self.proof is not None else None,
+        )
 
     @property
     def proof(self) -> Held | None:
@@ -211,7 +228,7 @@ class Origin:
         self._forget_records()
         self._held[Kind.L] = left
         for kind in (Kind.V, Kind.S):
-            self._floors[kind] = Stamp(epoch, _SEQ_ABOVE_ALL)
+            self._floors[kind] = max(self._floors[kind], Stamp(epoch, _SEQ_ABOVE_ALL))
         self._enter(Liveness.LEFT, now)
 
     def _forget_records(self) -> None:
@@ -220,8 +237,8 @@ class Origin:
         self._static = self._static_sref = self.volatile = None
 
     def _raise_floors(self) -> None:
-        for kind in (Kind.V, Kind.S):
-            self._floors[kind] = max(self._floors.get(kind, ZERO), self._stamp(kind))
+        for kind in _KINDS:
+            self._floors[kind] = max(self._floors[kind], self._stamp(kind))
 
     def forget(self) -> None:
         """Drop all records; their stamps stay as floor."""

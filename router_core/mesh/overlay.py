@@ -25,6 +25,7 @@ class _Pursuit:
         "dialled_at",
         "dialling",
         "first",
+        "flood_ms",
         "next_at",
         "once_at",
         "penalty_until",
@@ -40,6 +41,7 @@ class _Pursuit:
         self.dialled_at: int | None = None
         self.once_at: int | None = None
         self.penalty_until = now
+        self.flood_ms = 0
         self.unlinked_since = now
 
 
@@ -105,6 +107,16 @@ class Dialler:
         if pursuit := self._pursuits.get(peer):
             pursuit.penalty_until = max(pursuit.penalty_until, now + for_ms)
             pursuit.at_once = False
+
+    def penalise_flood(self, peer: Id16, now: int) -> int:
+        """Like ``penalise``, for longer each time; for how long."""
+        policy = self._policy
+        pursuit = self._pursuits.get(peer)
+        if pursuit is None:
+            return policy.penalty_ms
+        pursuit.flood_ms = min(policy.flood_penalty_most_ms, max(policy.penalty_ms, 2 * pursuit.flood_ms))
+        self.penalise(peer, pursuit.flood_ms, now)
+        return pursuit.flood_ms
 
     def penalty_ms(self, peer: Id16, now: int) -> int:
         """How long the peer is still to be left alone."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from router_core.ids import Id16, MeshId, mesh8_of
 from router_core.mesh.actions import Action, Alarm, CloseLink, Notify, SendFrame, ViewChanged
+from router_core.mesh.bucket import Bucket
 from router_core.mesh.events import LinkId
 from router_core.mesh.flush import flush_delay_ms
 from router_core.mesh.link import Link, Slot
@@ -40,7 +41,8 @@ class Parts:
         self.rng = rng
         self.mesh_id: MeshId = saved.mesh_id
         self.publisher = Publisher(me, mesh8_of(saved.mesh_id), saved.epoch, crypto, policy, rng, now)
-        self.receiver = Receiver(me.id16, me.key32, crypto)
+        disputes = Bucket(policy.disputes_per_s_m, policy.disputes_burst, now)
+        self.receiver = Receiver(me.id16, me.key32, crypto, disputes)
         self.receiver.mesh8 = mesh8_of(saved.mesh_id)
         self.origins: dict[Id16, Origin] = self.receiver.origins
         self.links: dict[LinkId, Link] = {}

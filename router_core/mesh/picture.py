@@ -11,8 +11,8 @@ from router_core.record.state import Kind
 
 class MemberPicture(Struct, frozen=True, kw_only=True):
     """One other member. ``state`` is None if nothing was ever heard of it; stamps are None for what is not held.
-    ``conflict_ms`` is how long it is still taken for one identity in several places, ``quarantine_ms`` how long nothing
-    of it is taken at all; ``link_fault`` is why the last link to it ended unplanned, None once one is up."""
+    ``conflict_ms`` is how long it is still taken for one identity in several places, ``behind_ms`` for one whose disk
+    fell behind, ``quarantine_ms`` how long nothing of it is taken at all; ``link_fault`` is why the last link to it ended unplanned, None once one is up."""
 
     id16: Id16
     state: Liveness | None
@@ -25,6 +25,7 @@ class MemberPicture(Struct, frozen=True, kw_only=True):
     static: Stamp | None
     leave: Stamp | None
     conflict_ms: int
+    behind_ms: int
     quarantine_ms: int
 
 
@@ -48,6 +49,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     lonely: bool
     conflicted: bool
     degraded: bool
+    exhausted: bool
     members: tuple[MemberPicture, ...]
     links: tuple[LinkPicture, ...]
     counts: tuple[tuple[str, str, int], ...]
@@ -63,6 +65,7 @@ def picture(parts: Parts, now: int) -> Picture:
         lonely=parts.solitude.lonely,
         conflicted=publisher.conflicted,
         degraded=publisher.degraded,
+        exhausted=publisher.exhausted,
         members=tuple(_member(parts, id16, now) for id16 in sorted(parts.origins)),
         links=tuple(
             LinkPicture(
@@ -98,5 +101,6 @@ def _member(parts: Parts, id16: Id16, now: int) -> MemberPicture:
         static=stamps[1],
         leave=stamps[2],
         conflict_ms=max(0, origin.conflict_until - now),
+        behind_ms=max(0, origin.behind_until - now),
         quarantine_ms=max(0, origin.quarantined_until - now),
     )

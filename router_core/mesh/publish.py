@@ -3,7 +3,7 @@
 Nothing is published before the epoch of this process life is on disk, nor before the mesh was listened to. The first
 record of an epoch is S. Changes that cannot wait go out within a bucket. A genuine own record that this life did not
 write means a lost, stale or cloned disk: the epoch is raised above it (ratchet); three ratchets in a minute mean two
-of us, and this one falls silent for 5 minutes.
+of us, and this one falls silent, and tries again each 20 s.
 """
 
 from collections import deque
@@ -28,7 +28,8 @@ from router_core.record.fit import fit_static, fit_volatile
 from router_core.record.stamp import SEQ_LAST
 from router_core.record.state import Flag, Kind, Leave, LeaveReason, LostLink, Static, Volatile
 
-_EPOCH_LAST: Final = 2**63 - 1
+EPOCH_LAST: Final = 2**63 - 1
+"""A node whose records reached it can rise above none of them: it needs a new identity."""
 _LOST_MOST: Final = tuple(LostLink(id16=bytes(16), epoch=2**63 - 1, seq=2**63 - 1) for _ in range(8))
 
 
@@ -57,6 +58,8 @@ class Publisher:
         self.left = False
         self.conflicted = False
         self.degraded = False
+        self.exhausted = epoch >= EPOCH_LAST
+        """An own record of the last epoch was heard or stored: nothing can rise above it."""
         self._held: dict[Kind, Held] = {}
         self._volatile: Volatile | None = None
         self._static: Static | None = None
@@ -80,8 +83,11 @@ class Publisher:
     # --- the epoch ---
 
     def begin_epoch(self, above: int) -> Persist:
-        """A new process life in the eyes of others: epoch ``above`` + 1, to be persisted before it is used."""
-        self.epoch = above + 1
+        """A new process life in the eyes of others: epoch ``above`` + 1, to be persisted before it is used.
+
+        Above the last epoch there is none: it is used again, and whoever holds records of it takes no newer ones.
+        """
+        self.epoch = min(above + 1, EPOCH_LAST)
         self.inst = self._rng.getrandbits(32) or 1
         self.seq = 0
         self._held.clear()
@@ -306,14 +312,17 @@ class Publisher:
 
     def ratchet(self, heard_epoch: int, now: int) -> Persist | None:
         """Rise above an own record that another life wrote; None if the epochs are used up."""
-        if heard_epoch >= _EPOCH_LAST or self.left:
+        if self.left:
+            return None
+        if heard_epoch >= EPOCH_LAST:
+            self.exhausted = True
             return None
         window = now - self._policy.ratchet_window_ms
         self._ratchets = [*(at for at in self._ratchets if at > window), now]
         if len(self._ratchets) >= self._policy.ratchets_most and self._silent_until is None:
             self.conflicted = True
             self._farewell = True
-            self._silent_until = now + self._policy.conflict_ms
+            self._silent_until = now + self._policy.conflict_retry_ms
         return self.begin_epoch(heard_epoch)
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
+from router_core.mesh.bucket import Bucket
 from router_core.mesh.link import Link
 from router_core.mesh.messages import ByeCode
 from router_core.mesh.origin import Body, Origin
@@ -49,6 +50,7 @@ class Reason(Enum):
     OWN = "own"
     EQUIVOCATION = "equivocation"
     BAD_BODY = "bad_body"
+    FLOODING = "flooding"
 
 
 PENALTIES: Final = {
@@ -82,10 +84,12 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class Receiver:
-    """Judges records for one node. ``counts`` is keyed by (kind, reason)."""
+    """Judges records for one node. ``counts`` is keyed by (kind, reason); ``disputes`` limits how many contradicting
+    records from outside links are verified."""
 
-    def __init__(self, own: Id16, key32: bytes, verifier: Verifier) -> None:
+    def __init__(self, own: Id16, key32: bytes, verifier: Verifier, disputes: Bucket) -> None:
         self._own = own
+        self._disputes = disputes
         self._key32 = key32
         self._verifier = verifier
         self.mesh8 = bytes(8)
@@ -111,6 +115,8 @@ class Receiver:
             return Judgement(reason=Reason(fault.reason), sealed=sealed)
         id16 = Id16(header.id16)
         if id16 == self._own:
+            if not self._may_dispute(link, now):
+                return Judgement(reason=Reason.RATE, sealed=sealed, header=header)
             genuine = verify(sealed, self._key32, self._verifier)
             reason = Reason.OWN if genuine else Reason.BAD_SIGNATURE
             return Judgement(reason=reason, sealed=sealed, header=header, verified=True)
@@ -147,10 +153,14 @@ class Receiver:
         if link is not None:
             link.raise_known((origin.id16, Kind(header.kind)), Stamp(header.epoch, header.seq))
         if verdict is Verdict.EQUIVOCATION:
-            return None
+            return None if self._may_dispute(link, now) else Reason.RATE
         if (dropped := _DROPPED.get(verdict)) is not None:
             return dropped
         return None if origin.bucket.take(now) else Reason.RATE
+
+    def _may_dispute(self, link: Link | None, now: int) -> bool:
+        """Own records and equal stamps with other bytes pass by the cheap tests: so few of them are verified."""
+        return self._disputes.take(now) if link is None else link.may_dispute(now)
 
     def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> Verdict:
         return origin.verdict(header, signed)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Floor(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """Stamps of one origin at or below which no V or S may come back.
+    """Stamps of one origin at or below which no record of that kind may come back.
 
     ``proof`` is the newest V or L that was held: an origin that lost its disk starts below the floor, and only its
     own record can make it rise.
@@ -34,6 +34,8 @@ class Floor(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     s_epoch: U63 = 0
     s_seq: U63 = 0
     proof: Sealed | None = None
+    l_epoch: U63 = 0
+    l_seq: U63 = 0
 
 
 class Known(Struct, frozen=True, gc=False, array_like=True):

@@ -42,10 +42,12 @@ class MeshPolicy:
     persist_retry_ms: ClassVar[int] = 60_000
     floors_every_ms: ClassVar[int] = 60_000
 
-    # Identity conflicts.
+    # Identity conflicts: once the other copy has stopped, retry and calm together bring the node back within a minute.
     ratchets_most: ClassVar[int] = 3
     ratchet_window_ms: ClassVar[int] = 60_000
-    conflict_ms: ClassVar[int] = 300_000
+    conflict_retry_ms: ClassVar[int] = 20_000
+    conflict_ms: ClassVar[int] = 30_000
+    show_own_every_ms: ClassVar[int] = 10_000
     epoch_rises_most: ClassVar[int] = 3
     epoch_rise_window_ms: ClassVar[int] = 10_000
 
@@ -68,7 +70,14 @@ class MeshPolicy:
     want_every_ms: ClassVar[int] = 1_000
     want_answer_ms: ClassVar[int] = 500
     penalty_ms: ClassVar[int] = 60_000
-    retry_after_most_ms: ClassVar[int] = 300_000
+    retry_after_most_ms: ClassVar[int] = 3_600_000
+    messages_per_s_m: ClassVar[int] = 50_000
+    messages_burst: ClassVar[int] = 500
+    useless_per_s_m: ClassVar[int] = 20_000
+    useless_burst: ClassVar[int] = 300
+    disputes_per_s_m: ClassVar[int] = 4_000
+    disputes_burst: ClassVar[int] = 8
+    flood_penalty_most_ms: ClassVar[int] = 3_600_000
 
     # Dialling.
     dials_most: ClassVar[int] = 4

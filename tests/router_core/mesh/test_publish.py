@@ -7,6 +7,7 @@ import pytest
 from router_core.ids import mesh8_of
 from router_core.mesh import messages as msg
 from router_core.mesh.events import LeaveRequested, LinkClosed, LinkId, PersistDone, RosterChanged, SavedKey
+from router_core.mesh.publish import EPOCH_LAST
 from router_core.mesh.saved import encode_epoch
 from router_core.record.codec import decode_leave, decode_volatile, encode
 from router_core.record.envelope import Header, read_header, seal, sref_of
@@ -183,7 +184,7 @@ def test_an_own_record_with_a_bad_signature_is_held_against_the_link() -> None:
     assert rig.parts.publisher.epoch == 4
 
 
-def test_three_ratchets_in_a_minute_end_in_one_conflict_v_and_five_silent_minutes() -> None:
+def test_three_ratchets_in_a_minute_end_in_one_conflict_v_and_a_new_try_after_twenty_seconds() -> None:
     rig = Rig()
     link = rig.link_up(rig.peers[0])
     actions = []
@@ -194,10 +195,23 @@ def test_three_ratchets_in_a_minute_end_in_one_conflict_v_and_five_silent_minute
     assert alarms(actions) == ["duplicate_identity"]
     (last,) = headers(rig.handle(PersistDone(SavedKey.EPOCH, True)), link)
     assert Flag.CONFLICT in flags(last)
-    assert not headers(rig.pass_ms(299_000, alive=(link,)), link)
-    sent = headers(rig.pass_ms(2_000, alive=(link,)), link)
+    silent_ms = rig.policy.conflict_retry_ms
+    assert not headers(rig.pass_ms(silent_ms - 100, alive=(link,)), link)
+    sent = headers(rig.pass_ms(1_000, alive=(link,)), link)
     assert [header.kind for header in sent[:2]] == [Kind.S, Kind.V]
     assert Flag.CONFLICT not in flags(sent[1])
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["heard", "stored"])
+def test_an_epoch_that_nothing_can_rise_above_is_told_once(stored: bool) -> None:
+    rig = Rig(epoch=EPOCH_LAST if stored else 3)
+    link = rig.link_up(rig.peers[0])
+    told = alarms(rig.actions)
+    told += alarms(rig.records(link, own(rig, epoch=EPOCH_LAST, inst=1, seq=9)))
+    told += alarms(rig.records(link, own(rig, epoch=EPOCH_LAST, inst=1, seq=10)))
+    assert told == ["epoch_exhausted"]
+    assert rig.mesh.picture(rig.now).exhausted
+    assert rig.parts.publisher.epoch == (EPOCH_LAST if stored else 4)
 
 
 def test_used_up_numbers_start_a_new_epoch() -> None:

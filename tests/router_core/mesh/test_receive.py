@@ -7,7 +7,15 @@ import pytest
 
 from router_core.mesh import messages as msg
 from router_core.mesh.actions import PauseReading, ResumeReading
-from router_core.mesh.events import FrameReceived, LinkId, RecordHeard, Resumed, RosterChanged, Ticked
+from router_core.mesh.events import (
+    FrameReceived,
+    LinkId,
+    LinkOpened,
+    RecordHeard,
+    Resumed,
+    RosterChanged,
+    Ticked,
+)
 from router_core.record.codec import encode
 from router_core.record.membership import Liveness
 from router_core.record.stamp import Stamp
@@ -295,3 +303,87 @@ def test_two_nodes_that_list_each_other_as_lost_exchange_two_v_a_second_and_sett
 def test_an_unknown_link_says_nothing() -> None:
     rig = Rig()
     assert not frames(rig.handle(FrameReceived(LinkId(999), b"\x05\x90")))
+
+
+def _flood(rig: Rig, peer: Peer, kind: str) -> Callable[[], bytes]:
+    replayed = peer.v(rig.now, seq=1)
+    twin = peer.v(rig.now, Volatile(level=2), seq=2)
+    made: dict[str, Callable[[], bytes]] = {
+        "ping": lambda: msg.encode(msg.Ping(nonce=1, boot_ms=rig.now)),
+        "pong": lambda: msg.encode(msg.Pong(nonce=1, boot_ms=rig.now)),
+        "have": lambda: msg.encode(msg.Have(chunk=0, chunks=1)),
+        "want": lambda: msg.encode(msg.Want((msg.Wanted(rig.me.id16, Kind.V, 1, 1),))),
+        "ignored": lambda: b"\x80junk",
+        "empty": lambda: msg.encode(msg.Recs(())),
+        "replayed": lambda: msg.encode(msg.Recs((replayed,))),
+        "equivocating": lambda: msg.encode(msg.Recs((twin,))),
+        "strangers": lambda: msg.encode(msg.Recs((stranger(rig, peer),))),
+    }
+    return made[kind]
+
+
+FLOODS = ["ping", "pong", "have", "want", "ignored", "empty", "replayed", "equivocating", "strangers"]
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_member_that_floods_is_closed_and_left_alone_for_longer_each_time(kind: str) -> None:
+    rig = Rig()
+    peer = rig.peers[0]
+    for away_ms in (60_000, 120_000):
+        link = rig.fresh(peer)
+        make = _flood(rig, peer, kind)
+        sent, told = 0, []
+        while link in rig.parts.links and sent < 2 * rig.policy.useless_burst:
+            told = rig.handle(FrameReceived(link, make()))
+            sent += 1
+            if sent % 10 == 0:
+                rig.now += 1
+        assert rig.policy.useless_burst <= sent <= rig.policy.useless_burst + 10
+        assert alarms(told)[-1:] == ["flooding"]
+        (goodbye,) = [message for message in frames(told, link) if isinstance(message, msg.Bye)]
+        assert (goodbye.code, goodbye.retry_after_ms) == (msg.ByeCode.PROTOCOL, away_ms)
+        assert byes(rig.handle(LinkOpened(link=LinkId(900), peer=peer.id16, dialled=False)), LinkId(900))
+        rig.pass_ms(away_ms + 1)
+
+
+def test_a_talkative_but_honest_member_is_no_flood() -> None:
+    """Each second for five minutes: a V, a PING, a PONG, a record of a third that is known already, now and then a HAVE."""
+    rig = Rig()
+    peer, other = rig.peers
+    link = rig.fresh(peer)
+    known = other.v(rig.now)
+    rig.records(link, known)
+    for second in range(300):
+        rig.records(link, peer.v(rig.now))
+        for _ in range(4):
+            rig.records(link, known)
+            rig.say(link, msg.Ping(nonce=second, boot_ms=rig.now), msg.Pong(nonce=second, boot_ms=rig.now))
+        if second % 10 == 0:
+            rig.say(link, msg.Have(chunk=0, chunks=1))
+        rig.pass_ms(1_000)
+    assert link in rig.parts.links
+    assert rig.reason("flooding") == 0
+
+
+def test_a_link_above_its_message_budget_is_not_read_until_there_is_room_again() -> None:
+    rig = Rig(peers=30)
+    link = rig.link_up(rig.peers[0])
+    actions = []
+    for number in range(rig.policy.messages_burst + 10):
+        speaker = rig.peers[number % 30]
+        actions += rig.handle(FrameReceived(link, msg.encode(msg.Recs((speaker.v(rig.now),)))))
+    assert actions.count(PauseReading(link)) == 1
+    assert ResumeReading(link) in rig.pass_ms(1_000)
+
+
+def test_records_that_contradict_what_is_held_are_verified_a_few_times_a_second_only() -> None:
+    rig = Rig()
+    peer = rig.peers[0]
+    link = rig.fresh(peer)
+    twins = tuple(peer.v(rig.now, seq=2, due_ms=2_001 + number) for number in range(40))
+    rig.records(link, *twins)
+    assert rig.reason("equivocation") == rig.policy.disputes_burst
+    assert rig.reason("rate") == len(twins) - rig.policy.disputes_burst
+    rig.pass_ms(1_000, alive=(link,))
+    rig.records(link, *twins)
+    assert rig.reason("equivocation") == rig.policy.disputes_burst + rig.policy.disputes_per_s_m // 1_000
