@@ -46,6 +46,7 @@ from router_core.mesh.events import (
     LeaveRequested,
     LinkBusy,
     LinkClosed,
+    LinkFlooded,
     LinkOpened,
     LinkReady,
     PeerSighted,
@@ -252,6 +253,9 @@ class Driver:
 
     def drained(self, link: Link) -> None:
         self._inbox.put(LinkReady(link.number))
+
+    def flooded(self, link: Link) -> None:
+        self._inbox.put(LinkFlooded(link.number))
 
     def dialled(self, peer: Id16, endpoint: Endpoint, outcome: Outcome) -> None:
         if outcome is Outcome.LINKED:

@@ -16,6 +16,7 @@ from aiohttp import ClientWebSocketResponse, WebSocketError, WSCloseCode, WSMess
 from aiohttp.web import WebSocketResponse
 
 from agent.mesh.addresses import Endpoint
+from agent.mesh.meter import Meter
 from agent.mesh.traffic import Traffic
 from router_core import limits
 from router_core.ids import Id16
@@ -40,6 +41,9 @@ class LinkEars(Protocol):
     def drained(self, link: "Link") -> None:
         """The link was full and has room again."""
 
+    def flooded(self, link: "Link") -> None:
+        """Much more came in than messages; the connection is cut."""
+
 
 class Link:
     """``number`` names the link for the machine; ``peer`` is the identity TLS proved, ``dialled`` whether by us."""
@@ -59,6 +63,7 @@ class Link:
         self.dialled = dialled
         self._socket = socket
         self._transport = transport
+        self._meter: Meter | None = None
         self._traffic = traffic
         self._outbox: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -119,6 +124,7 @@ class Link:
         """Own the socket until it is gone."""
         if not self._transport.is_closing():
             self._transport.set_write_buffer_limits(high=READY_BYTES)
+            self._measure(ears)
         sender = asyncio.create_task(self._send_all(ears), name=f"link {self.number} sender")
         try:
             await self._receive_all(ears)
@@ -128,6 +134,20 @@ class Link:
             sender.cancel()
             self.abort()
             await asyncio.gather(sender, return_exceptions=True)
+            if self._meter is not None:
+                self._meter.close()
+
+    def _measure(self, ears: LinkEars) -> None:
+        inner = self._transport.get_protocol()
+        assert isinstance(inner, asyncio.Protocol)
+
+        def exceeded() -> None:
+            self._traffic.refused["flood"] += 1
+            ears.flooded(self)
+            self.abort()
+
+        self._meter = Meter(inner, exceeded)
+        self._transport.set_protocol(self._meter)
 
     async def _receive_all(self, ears: LinkEars) -> None:
         while True:
@@ -135,9 +155,11 @@ class Link:
             if message.type is not WSMsgType.BINARY or not message.data:
                 self._refuse(message)
                 return
+            data: bytes = message.data
+            if self._meter is not None:
+                self._meter.taken(len(data))
             if self._close_code is not None:
                 continue
-            data: bytes = message.data
             self._traffic.received(len(data))
             self._read_on.clear()
             ears.heard(self, data)

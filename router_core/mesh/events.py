@@ -69,6 +69,12 @@ class LinkReady(Struct, frozen=True, gc=False):
     link: LinkId
 
 
+class LinkFlooded(Struct, frozen=True, gc=False):
+    """Bytes came that are no messages, beyond any use; the connection was cut."""
+
+    link: LinkId
+
+
 class FrameReceived(Struct, frozen=True, gc=False):
     """One binary message."""
 
@@ -132,6 +138,7 @@ Event = (
     | LinkClosed
     | LinkBusy
     | LinkReady
+    | LinkFlooded
     | FrameReceived
     | DialFailed
     | PeerSighted

@@ -93,8 +93,12 @@ def _take(parts: Parts, link: Link, data: bytes, now: int) -> None:
 
 def _useless(parts: Parts, link: Link, now: int) -> None:
     """A message that told nothing: a few are ordinary, a stream of them ends the link, for longer each time."""
-    if link.id not in parts.links or link.may_be_useless(now):
-        return
+    if link.id in parts.links and not link.may_be_useless(now):
+        flooded(parts, link, now)
+
+
+def flooded(parts: Parts, link: Link, now: int) -> None:
+    """End the link of a peer that sends far more than it has to tell."""
     away_ms = parts.dialler.penalise_flood(link.peer, now)
     parts.receiver.count_message(Reason.FLOODING)
     parts.notify(Alarm.FLOODING, peer=link.peer.hex(), away_s=away_ms // 1_000)

@@ -124,6 +124,10 @@ class Mesh:
             intake.resume(parts, now)
         elif isinstance(event, ev.LinkReady | ev.LinkBusy):
             self._link_writable(event, now)
+        elif isinstance(event, ev.LinkFlooded):
+            if (link := parts.links.get(event.link)) is not None:
+                intake.flooded(parts, link, now)
+                self._dial_soon = True
         elif isinstance(event, ev.RecordHeard):
             intake.heard_elsewhere(parts, event.signed, event.sig, now)
         elif isinstance(event, ev.LeaveRequested):

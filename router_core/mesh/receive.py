@@ -89,7 +89,7 @@ class Receiver:
 
     def __init__(self, own: Id16, key32: bytes, verifier: Verifier, disputes: Bucket) -> None:
         self._own = own
-        self._disputes = disputes
+        self.disputes = disputes
         self._key32 = key32
         self._verifier = verifier
         self.mesh8 = bytes(8)
@@ -160,7 +160,7 @@ class Receiver:
 
     def _may_dispute(self, link: Link | None, now: int) -> bool:
         """Own records and equal stamps with other bytes pass by the cheap tests: so few of them are verified."""
-        return self._disputes.take(now) if link is None else link.may_dispute(now)
+        return self.disputes.take(now) if link is None else link.may_dispute(now)
 
     def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> Verdict:
         return origin.verdict(header, signed)

@@ -101,7 +101,7 @@ class _Mutant(Mesh):
         super().__init__(me, policy, crypto, rng, saved, now)
         parts = self.parts
         if issubclass(part, Receiver):
-            receiver = part(me.id16, me.key32, crypto)
+            receiver = part(me.id16, me.key32, crypto, parts.receiver.disputes)
             receiver.mesh8 = parts.receiver.mesh8
             parts.receiver, parts.origins = receiver, receiver.origins
         elif issubclass(part, Publisher):

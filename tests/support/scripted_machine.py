@@ -43,6 +43,7 @@ class ScriptedMachine:
             lonely=False,
             conflicted=False,
             degraded=False,
+            exhausted=False,
             members=(),
             links=(),
             counts=(),

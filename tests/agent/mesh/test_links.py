@@ -1,6 +1,7 @@
 """Links over real sockets and real TLS, driven by a machine that only remembers."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -15,6 +16,7 @@ from aiohttp.web import WebSocketResponse
 from agent.identity.admittance import Refusal
 from agent.identity.tls import context, server_name
 from agent.mesh.link import Link
+from agent.mesh.meter import EXCESS_MOST
 from agent.mesh.traffic import Traffic
 from agent.settings.values import PeerHint
 from router_core.mesh.actions import CloseLink, Dial, PauseReading, ResumeReading, SendFrame
@@ -24,6 +26,7 @@ from router_core.mesh.events import (
     FrameReceived,
     LinkBusy,
     LinkClosed,
+    LinkFlooded,
     LinkId,
     LinkOpened,
     LinkReady,
@@ -411,3 +414,28 @@ async def test_a_hundred_links_and_refusals_leave_no_descriptor_behind(
         await until(lambda: a.told(DialFailed))
     await until(lambda: descriptors() <= before, picture=descriptors)
     assert len(a.tasks) == 1
+
+
+@pytest.mark.threat("T16")
+async def test_a_member_that_sends_empty_fragments_without_end_is_cut(
+    stack: AsyncExitStack, people: list[Person]
+) -> None:
+    """Bytes that never become a message count, too."""
+    a, b = people[0], await start(stack, people[1], "127.0.0.3", people[:2])
+    empty = bytes([0, 0x80]) + bytes(4)
+    async with raw(b, a) as link:
+        assert await link.ask() == 101
+        link.write(frame(BINARY, b"\x01whole"))
+        await until(lambda: b.told(FrameReceived))
+        link.write(bytes([BINARY, 0x80]) + bytes(4))
+        sent = 0
+        while not b.told(LinkFlooded) and sent < 4_000_000:
+            link.write(empty * 10_000)
+            sent += len(empty) * 10_000
+            with contextlib.suppress(ConnectionError, AttributeError):
+                await link.writer.drain()
+            await asyncio.sleep(0)
+        await until(lambda: b.told(LinkFlooded) and b.told(LinkClosed))
+        assert sent <= EXCESS_MOST + 1_000_000
+    assert b.driver.counted().refused == {"flood": 1}
+    assert [event.data for event in b.told(FrameReceived)] == [b"\x01whole"]
