@@ -38,8 +38,8 @@ class LinkDoc(Struct, frozen=True, kw_only=True):
 
 
 class ShunDoc(Struct, frozen=True, kw_only=True):
-    """Why a member is shunned: for ``restarts``, so many so fast that it may be one identity in two places, or for a
-    ``malformed`` record. It ends in ``left_ms``, if nothing of the kind comes again."""
+    """Why a member is shunned: for ``restarts``, so many so fast that it may be one identity in two places, because
+    its records are ``behind`` those of another life of it, or for a ``malformed`` record. It ends in ``left_ms``, if nothing of the kind comes again."""
 
     why: str
     left_ms: int

@@ -20,7 +20,7 @@ CLOCK_DRIFT_MS: Final = 60_000
 _ROUTING_FLAGS: Final = {
     "draining": "is draining: it takes no new work",
     "lonely": "has no link to any other member",
-    "conflict": "sees its own id used by another process, too: stop that one. It is silent for 5 min, then tries again "
+    "conflict": "sees its own id used by another process, too: stop that one. It is silent and tries again each 20 s "
     "(duplicate_identity in the log)",
     "sensor_stale": "has lost a sensor: its pressure is not fully known",
 }
@@ -65,6 +65,8 @@ _TROUBLES: Final = {
 _SHUNS: Final = {
     "restarts": "began anew more than three times in ten seconds without a word of leave: it crashes, or is killed, or its "
     "identity is in use in two places",
+    "behind": "sends records older than what is known of it: its disk was put back, or its identity is in use in two "
+    "places; it was shown the newest one and rises above it by itself, unless its own doctor says otherwise",
     "malformed": "signed a record that makes no sense: is it of another version?",
 }
 

@@ -1,7 +1,7 @@
 """This node for people: the admin API's status and view, put together on demand from what the rooms know."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -85,7 +85,7 @@ class NodePicture:
                 epoch=mesh.epoch,
                 roles=names_of(Role, membership.own.mesh.roles),
                 addresses=dict(self._addresses()),
-                faults=self._faults(),
+                faults=(*self._faults(), *_identity_faults(mesh)),
                 isolated=mesh.lonely,
                 policy=PolicyDoc(preset=policy.name, hash=policy.hash),
                 drains=self._drains(),
@@ -143,9 +143,25 @@ def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:
 
 def _shun(member: MemberPicture) -> ShunDoc | None:
     why, left_ms = max(
-        ("restarts", member.conflict_ms), ("malformed", member.quarantine_ms), key=itemgetter(1)
+        ("restarts", member.conflict_ms),
+        ("behind", member.behind_ms),
+        ("malformed", member.quarantine_ms),
+        key=itemgetter(1),
     )
     return ShunDoc(why=why, left_ms=left_ms) if left_ms else None
+
+
+def _identity_faults(mesh: Picture) -> Iterator[str]:
+    if mesh.conflicted:
+        yield (
+            "this node's identity is used by another process, too (a copied disk or state folder): stop that one, or "
+            "start it with --new-identity and pair it; this one tries again each 20 s"
+        )
+    if mesh.exhausted:
+        yield (
+            "records of this identity reached the last epoch there is, so that nobody takes newer ones: run once with "
+            "--new-identity, pair again and remove the old id"
+        )
 
 
 def _link_doc(member: MemberPicture, dial_fault: str | None) -> LinkDoc:

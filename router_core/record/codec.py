@@ -8,7 +8,6 @@ shortest form of every integer, string and array, so equal values have equal byt
 It knows the bodies, but neither stamps nor signatures, and it never re-encodes what it decoded.
 """
 
-import re
 from typing import Final, NoReturn, TypeVar
 
 import msgpack
@@ -18,6 +17,7 @@ from msgspec import Struct
 from router_core import limits
 from router_core.errors import RemoteFault
 from router_core.record.state import Leave, Static, Volatile
+from router_core.record.text import is_model_name
 from router_core.record.unknown import read_static, read_volatile
 
 T = TypeVar("T")
@@ -45,7 +45,6 @@ STATEMENT: Final = Bounds(size=limits.E_SIGNED, array=16, text=0, binary=1_536)
 TRUST_BODY: Final = Bounds(size=1_536, array=16, text=64, binary=1_024)
 
 _ENCODER = msgspec.msgpack.Encoder()
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 
 
 def encode(value: object) -> bytes:
@@ -120,7 +119,10 @@ def decode_volatile(data: bytes) -> Volatile:
 
 
 def decode_static(data: bytes) -> Static:
-    """An S body; raises ``RemoteFault("bad_body")``, also for a malformed address or model name."""
+    """An S body; raises ``RemoteFault("bad_body")``, also for a malformed address, engine or model name.
+
+    Of other texts what is not printable ASCII reads as ``?``: older origins sent them as they were.
+    """
     body = decode(data, Static, S_BODY, "bad_body")
     for address in body.addrs:
         if len(address.ip) not in (4, 16):
@@ -134,8 +136,3 @@ def decode_static(data: bytes) -> Static:
 def decode_leave(data: bytes) -> Leave:
     """An L body; raises ``RemoteFault("bad_body")``. Its reason is for display: unknown codes stay as sent."""
     return decode(data, Leave, L_BODY, "bad_body")
-
-
-def is_model_name(name: str) -> bool:
-    """True for ``[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}`` without ``..`` and ``//``."""
-    return _MODEL_NAME.fullmatch(name) is not None and ".." not in name and "//" not in name

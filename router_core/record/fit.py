@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from router_core import limits
 from router_core.errors import LocalMisuse
-from router_core.record.codec import encode, is_model_name
+from router_core.record.codec import encode
 from router_core.record.envelope import HEADER_MOST
 from router_core.record.state import U32_MAX, Flag, ModelFacts, ProfileFacts, ResidentModel, Static, Volatile
+from router_core.record.text import is_model_name, is_plain, plain
 
 S = TypeVar("S", bound=Struct)
 
@@ -25,8 +26,8 @@ S_BODY_MOST: Final = limits.S_SIGNED - HEADER_MOST
 
 
 def in_range(body: S) -> S:
-    """``body`` with every number moved to the nearest end of its field's range and every text cut to its
-    limit in UTF-8 bytes. Lists keep their lengths; fixed-size ids are left alone."""
+    """``body`` with every number moved to the nearest end of its field's range and every text in printable ASCII,
+    cut to its limit. Lists keep their lengths; fixed-size ids are left alone."""
     clamped: S = _clamp_for(type(body))(body)
     return clamped
 
@@ -194,7 +195,7 @@ def _clamp(described: inspect.Type) -> Clamp | None:
         case inspect.IntType(ge=low, le=high) if low is not None and high is not None:
             return lambda value: low if value < low else high if value > high else value
         case inspect.StrType(max_length=most) if most is not None:
-            return lambda value: _cut(value, most)
+            return lambda value: value if len(value) <= most and is_plain(value) else plain(value)[:most]
         case inspect.StructType():
             return _clamp_struct(described)
         case inspect.VarTupleType(item_type=item):
@@ -217,10 +218,3 @@ def _clamp_rows(rows: tuple[Any, ...], each: Clamp) -> tuple[Any, ...]:
 
 def _differ(left: object, right: object) -> bool:
     return left is not right
-
-
-def _cut(text: str, most: int) -> str:
-    raw = text.encode("utf-8", "replace")
-    if len(raw) <= most:
-        return text
-    return raw[:most].decode("utf-8", "ignore")

@@ -278,6 +278,7 @@ Text24 = Annotated[str, Meta(max_length=24)]
 Text32 = Annotated[str, Meta(max_length=32)]
 Text48 = Annotated[str, Meta(max_length=48)]
 Text64 = Annotated[str, Meta(max_length=64)]
+EngineName = Annotated[str, Meta(max_length=32, pattern=r"\A[a-z0-9][a-z0-9-]{0,31}\Z")]
 ModelName = Annotated[str, Meta(max_length=limits.MODEL_NAME)]
 
 
@@ -335,7 +336,7 @@ class Label(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 class EngineFacts(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     """One endpoint. Prices are 10^-4 currency units per 10^6 tokens."""
 
-    name: Text32
+    name: EngineName
     kind: Text24
     version: Text32 = ""
     dialects: U16 = 0

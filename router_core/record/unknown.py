@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from router_core.record.state import (
     EngineState,
     GpuState,
+    Label,
     LoadPolicy,
     ModelState,
     Platform,
@@ -18,6 +19,7 @@ from router_core.record.state import (
     Static,
     Volatile,
 )
+from router_core.record.text import plain
 
 _GPU_STATE: Final = max(GpuState)
 _GPU_SOURCE: Final = 5
@@ -60,21 +62,37 @@ def read_volatile(body: Volatile) -> Volatile:
 
 
 def read_static(body: Static) -> Static:
-    """``body`` with every unknown code read as unknown (0; an unknown load policy as ``FIXED``)."""
+    """``body`` with every unknown code read as unknown (0; an unknown load policy as ``FIXED``), and with plain text."""
     return replace(
         body,
+        software=replace(body.software, name=plain(body.software.name), version=plain(body.software.version)),
         platform=_read_platform(body.platform),
         gpus=tuple(
             replace(
                 gpu,
+                name=plain(gpu.name),
                 memory=gpu.memory if gpu.memory <= _MEMORY else 0,
                 vendor=gpu.vendor if gpu.vendor <= _VENDOR else 0,
             )
             for gpu in body.gpus
         ),
         engines=tuple(
-            engine if engine.load_policy <= _LOAD_POLICY else replace(engine, load_policy=LoadPolicy.FIXED)
+            replace(
+                engine,
+                kind=plain(engine.kind),
+                version=plain(engine.version),
+                load_policy=engine.load_policy if engine.load_policy <= _LOAD_POLICY else LoadPolicy.FIXED,
+                labels=tuple(Label(key=plain(each.key), value=plain(each.value)) for each in engine.labels),
+            )
             for engine in body.engines
+        ),
+        models=tuple(
+            replace(
+                model,
+                family=None if model.family is None else plain(model.family),
+                quant=None if model.quant is None else plain(model.quant),
+            )
+            for model in body.models
         ),
     )
 

@@ -6,6 +6,7 @@ import pytest
 
 from router_core.mesh.actions import Alarm
 from router_core.mesh.messages import MessageType
+from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
 from router_core.record.state import Kind
 from router_core.sim.world import World
@@ -124,6 +125,30 @@ def test_a_clone_makes_only_its_own_id_unroutable_and_others_still_join(seed: in
         assert twin is None or twin.state in DOWN or twin.quarantined
         others = [host.view[other.id16] for other in world.hosts[1:5] if other is not host]
         assert all(change.state is Liveness.FRESH and not change.quarantined for change in others)
+
+
+@pytest.mark.parametrize("ends", ["killed", "stopped"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_node_is_routed_again_within_a_minute_after_its_clone_stopped(seed: int, ends: str) -> None:
+    world = World(seed, 4, policy=MeshPolicy(), clones=1)
+    for index in range(4):
+        world.start(index)
+    world.run_until(10_000)
+    for index in (0, 4):
+        world.watch.disk_is_true[index] = False
+    world.hosts[4].disk = dict(world.hosts[0].disk)
+    world.start(4)
+    world.run_until(24_000)
+    if ends == "killed":
+        world.kill(4)
+    else:
+        world.leave(4)
+    original = world.hosts[0].id16
+    assert any(alarm.code is Alarm.DUPLICATE_IDENTITY for host in world.hosts for alarm in host.alarms)
+    world.run_until(world.timeline.now + 60_000)
+    for host in world.hosts[1:4]:
+        seen = host.view[original]
+        assert (seen.state, seen.quarantined) == (Liveness.FRESH, False)
 
 
 def test_a_suspend_of_two_minutes_evicts_nobody_and_ends_in_agreement() -> None:

@@ -5,10 +5,11 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from router_core.record.codec import is_model_name
 from router_core.record.state import Static, Volatile
+from router_core.record.text import is_model_name
 
 _NAME_CHARS = "abcXYZ019._:/@+-"
+_PLAIN = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 
 
 def _names(most: int) -> st.SearchStrategy[str]:
@@ -20,10 +21,12 @@ def of(described: inspect.Type, field: str = "", wild: bool = False) -> st.Searc
     match described:
         case inspect.IntType(ge=low, le=high):
             return st.integers(-5, 2**70) if wild else st.integers(low, high)
+        case inspect.StrType(pattern=str() as pattern):
+            return st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii"))
         case inspect.StrType(max_length=most):
             if field in ("name", "aliases") and most == 128:
                 return st.text(max_size=200) if wild else _names(most)
-            return st.text(max_size=3 * most if wild else most // 4)
+            return st.text(max_size=3 * most) if wild else st.text(_PLAIN, max_size=most)
         case inspect.BytesType(min_length=low, max_length=high):
             if field == "ip":
                 return st.sampled_from([bytes(4), bytes(16)])

@@ -19,7 +19,19 @@ from router_core.record.codec import (
     encode_volatile,
 )
 from router_core.record.envelope import Header, Sealed, decode_sealed, encode_sealed, read_header, unseal
-from router_core.record.state import U63, GpuState, Leave, LeaveReason, ModelFacts, Static, Volatile
+from router_core.record.state import (
+    U63,
+    EngineFacts,
+    GpuFacts,
+    GpuState,
+    Label,
+    Leave,
+    LeaveReason,
+    ModelFacts,
+    Software,
+    Static,
+    Volatile,
+)
 from tests.router_core.record.bodies import statics, volatiles
 from tests.vectors.make import HERE, MESH8, SEED, STATIC, VOLATILE, vectors
 
@@ -175,6 +187,30 @@ def test_a_model_name_that_could_be_a_path_is_a_bad_body(name):
         decode_static(encode_static(body))
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(encode_static(Static(models=(ModelFacts(name=name, engine=0),))))
+
+
+@pytest.mark.parametrize("name", ["", "engü", "a\r\nx: y", "a\x1b[2J", "A", "-a", "a b", "a" * 33, "a\n"])
+def test_an_engine_name_that_could_be_more_than_a_name_is_a_bad_body(name):
+    raw = encode_static(Static(engines=(EngineFacts(name=name, kind="openai"),)))
+    with pytest.raises(RemoteFault, match="bad_body"):
+        decode_static(raw)
+
+
+def test_other_texts_of_a_record_read_as_printable_ascii():
+    evil = "é\r\n\x1b"
+    body = Static(
+        software=Software(version=evil),
+        gpus=(GpuFacts(uuid8=bytes(8), name=evil),),
+        engines=(
+            EngineFacts(name="a", kind=evil, version=evil, labels=(Label(key=evil, value="room " + evil),)),
+        ),
+        models=(ModelFacts(name="m", engine=0, family=evil, quant=evil),),
+    )
+    read = decode_static(encode_static(body))
+    (engine,), (model,) = read.engines, read.models
+    texts = (read.software.version, read.gpus[0].name, engine.kind, engine.version, model.family, model.quant)
+    assert texts == ("????",) * 6
+    assert engine.labels == (Label(key="????", value="room ????"),)
 
 
 def test_an_address_is_four_or_sixteen_bytes():
