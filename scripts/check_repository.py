@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,13 +92,10 @@ def generated() -> dict[str, str]:
         for reason in sorted(Reason, key=lambda reason: reason.status)
         if reason.status != 200
     )
-    layers = Counter(entry["layer"] for entry in defects())
-    rows = "\n".join(f"| {layer} | {number} |" for layer, number in layers.most_common())
     return {
         "settings": reference(SCHEMA),
         "policy": reference(POLICY_SCHEMA),
         "refusals": f"| status | reason | meaning |\n|---|---|---|\n{refusals}",
-        "defects": f"| found by | defects |\n|---|---|\n{rows}",
     }
 
 
