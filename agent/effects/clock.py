@@ -30,3 +30,8 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+
+def thread_us() -> int:
+    """Microseconds of CPU that the calling thread has used, of any beginning."""
+    return time.thread_time_ns() // 1_000

@@ -7,6 +7,7 @@ Refuses to know how endpoints are chosen and reached.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 
 from msgspec import Struct
@@ -21,9 +22,10 @@ from agent.relay.headers import Headers, request_id_of, value_of
 from agent.relay.intake import Head, Request
 from agent.relay.lines import line_of_answer
 from agent.relay.lists import JSON, Lists, greeting, health, running, version
-from agent.relay.parcel import Parcel
+from agent.relay.parcel import Parcel, is_heavy
 from agent.relay.paths import MODEL, Closed, Route, View, route_for
 from agent.relay.ports import Asked, Listing, Phase, Placer
+from agent.relay.reading import Reading
 from agent.relay.voice import API_SIDE, ApiVoice
 from agent.relay.wiring import Wiring
 from router_core import limits
@@ -227,7 +229,21 @@ class ApiFront:
         gist = request.head.gist
         if not isinstance(gist, Gist):
             return self._viewed(request)
-        parcel = Parcel.read(relayed.read, gist.dialect, body)
+        start = partial(self._start, connection, request, gist)
+        if not is_heavy(body):
+            return start(Parcel.read(relayed.read, gist.dialect, body))
+        return Reading(
+            self._w,
+            connection,
+            start=start,
+            answered=partial(self.answered, connection, request),
+            stopping=partial(self._error, request, "shutting_down", keep=False),
+        ).begin(gist.dialect, body)
+
+    def _start(
+        self, connection: Client, request: Request, gist: Gist, parcel: Parcel | BodyFault
+    ) -> Answer | Work:
+        """The body has been read."""
         if isinstance(parcel, BodyFault):
             return self._error(request, parcel.value)
         if parcel.facts.unloads:
@@ -238,7 +254,7 @@ class ApiFront:
             facts=parcel.facts,
             headers=gist.hints,
             caller="local",
-            body_bytes=len(body),
+            body_bytes=len(parcel.body),
             accepted_ms=request.accepted_ms,
             is_work=gist.is_work,
         )

@@ -6,6 +6,7 @@ record. Errors of its own are told apart from an engine's by a header; after com
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -20,8 +21,9 @@ from agent.relay.headers import Headers, lines_of, request_id_of
 from agent.relay.intake import Request
 from agent.relay.lines import line_of_answer
 from agent.relay.lists import JSON
-from agent.relay.parcel import Parcel
+from agent.relay.parcel import Parcel, is_heavy
 from agent.relay.ports import Admission, Asked, Routed, RouteHeader, Turned
+from agent.relay.reading import Reading
 from agent.relay.route import encode_state, parse_route
 from agent.relay.wiring import Wiring
 from router_core import limits
@@ -217,8 +219,22 @@ class IngressFront:
     def serve(self, connection: Client, request: Request, body: bytes | bytearray) -> Answer | Work:
         call = connection.caller
         assert isinstance(call, Call)
-        parcel = Parcel.read(read, call.dialect, body)
-        matches = len(body) == call.length and not isinstance(parcel, BodyFault)
+        start = partial(self._start, connection, request, call)
+        if not is_heavy(body):
+            return start(Parcel.read(read, call.dialect, body))
+        return Reading(
+            self._w,
+            connection,
+            start=start,
+            answered=partial(self.answered, connection, request),
+            stopping=partial(self._stopping, connection),
+        ).begin(call.dialect, body)
+
+    def _start(
+        self, connection: Client, request: Request, call: Call, parcel: Parcel | BodyFault
+    ) -> Answer | Work:
+        """The body has been read."""
+        matches = not isinstance(parcel, BodyFault) and len(parcel.body) == call.length
         if isinstance(parcel, BodyFault) or not matches or parcel.facts.model != call.model:
             self._drop_call(connection)
             return self._error("route_mismatch")
@@ -232,7 +248,7 @@ class IngressFront:
             facts=parcel.facts,
             headers=(),
             caller=call.member.node_id,
-            body_bytes=len(body),
+            body_bytes=len(parcel.body),
             accepted_ms=request.accepted_ms,
             is_work=call.is_work,
         )
@@ -252,6 +268,10 @@ class IngressFront:
         template = request.head.path.decode("ascii") if known and request is not None else None
         now = self._w.clock.boot_ms()
         self._w.observer.answered(line_of_answer(self.side, request, template, answer, now))
+
+    def _stopping(self, connection: Client) -> Answer:
+        self._drop_call(connection)
+        return self._error("shutting_down", keep=False)
 
     def _drop_call(self, connection: Client) -> None:
         call, connection.caller = connection.caller, None

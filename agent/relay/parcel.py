@@ -4,9 +4,23 @@ from collections.abc import Callable
 
 from agent.relay import spans
 from agent.relay.dialects.facts import BodyFault, Facts
+from agent.relay.dialects.large import Large
+from agent.relay.dialects.walk import Span
+from router_core import limits
 from router_core.record.state import Dialect
 
 ReadFacts = Callable[[Dialect, bytes | bytearray], Facts | BodyFault]
+
+
+_LIGHT = 8 * limits.KIB
+
+
+def is_heavy(body: bytes | bytearray) -> bool:
+    """True for a body that is too large to be read on the loop, or holds too many members or elements."""
+    size = len(body)
+    if size <= _LIGHT:
+        return False
+    return size > limits.BODY_INLINE or body.count(b",") > limits.BODY_INLINE_COMMAS
 
 
 class Parcel:
@@ -17,12 +31,19 @@ class Parcel:
     def __init__(self, body: bytes | bytearray, facts: Facts) -> None:
         self.body = body
         self.facts = facts
-        self._model_at: spans.Span | None = None
-        self._member: spans.Span | None = None
+        self._model_at: Span | None = None
+        self._member: Span | None = None
+
+    @classmethod
+    def of(cls, body: bytes | bytearray, read: Large) -> "Parcel":
+        """A large body, as it was read off the loop."""
+        parcel = cls(body, read.facts)
+        parcel._model_at, parcel._member = read.model_at, read.member_at
+        return parcel
 
     @classmethod
     def read(cls, facts_of: ReadFacts, dialect: Dialect, body: bytes | bytearray) -> "Parcel | BodyFault":
-        """Read ``body``; a fault if it is ours to refuse."""
+        """Read a ``body`` that is not heavy; a fault if it is ours to refuse."""
         facts = facts_of(dialect, body)
         if isinstance(facts, BodyFault):
             return facts

@@ -9,6 +9,7 @@ from typing import Protocol
 from agent.board import Board
 from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
+from agent.relay.bodies import Bodies
 from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
 from agent.relay.places import Places
@@ -120,6 +121,7 @@ class Wiring:
     holding: Holding
     lateness: Lateness
     first_bytes: FirstBytes = field(default_factory=NobodyAsks)
+    bodies: Bodies = field(default_factory=Bodies)
     places: Places = field(init=False)
 
     def __post_init__(self) -> None:

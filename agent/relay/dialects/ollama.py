@@ -6,6 +6,7 @@ model, and with a ``keep_alive`` below one second unloads it; both have no outpu
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -59,7 +60,7 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
         told = _body(body)
     except (msgspec.MsgspecError, RecursionError):
         return BodyFault.BAD_REQUEST
-    if any(key not in _SENSITIVE and key.casefold() in _SENSITIVE for key in told):
+    if any(is_disguised(key) for key in told):
         return BodyFault.BAD_REQUEST
     model, key = raws.text(told.get("model", NONE)), b"model"
     if not model and dialect == NATIVE:
@@ -77,7 +78,7 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     size, images, asks = _measure(dialect, told)
     tools = bytes(told.get("tools", NONE))
     if not asks:
-        unloads = _is_brief(told.get("keep_alive", NONE))
+        unloads = is_brief(told.get("keep_alive", NONE))
         return Facts(model=model, max_tokens=0, num_ctx=num_ctx, unloads=unloads, hints=hints)
     return Facts(
         model=model,
@@ -100,12 +101,31 @@ def _measure(dialect: Dialect, told: dict[str, Raw]) -> tuple[int, int, bool]:
     raw = told.get("messages", NONE)
     messages = _messages(raw)
     if messages is None and raws.is_list(raw):
-        messages = [_message(each) or _Message() for each in raws.items(raw) or ()]
+        messages = [message_of(each) for each in raws.items(raw) or ()]
     if messages is None:
         size = size_of(raw)
         return size, 0, size > 0
-    text = sum(size_of(message.content) for message in messages)
-    return text, sum(_count(message.images) for message in messages), bool(messages)
+    text, images = measure(messages)
+    return text, images, bool(messages)
+
+
+def message_of(raw: Raw) -> _Message:
+    """One message; what is none says nothing."""
+    return _message(raw) or _Message()
+
+
+def measure(messages: Iterable[_Message]) -> tuple[int, int]:
+    """Text bytes and pictures."""
+    text = images = 0
+    for message in messages:
+        text += size_of(message.content)
+        images += _count(message.images)
+    return text, images
+
+
+def is_disguised(key: str) -> bool:
+    """True for a key that is one of those that matter but for the case of its letters."""
+    return key not in _SENSITIVE and key.casefold() in _SENSITIVE
 
 
 def _count(raw: Raw) -> int:
@@ -113,7 +133,7 @@ def _count(raw: Raw) -> int:
     return 0 if found is None else len(found)
 
 
-def _is_brief(raw: Raw) -> bool:
+def is_brief(raw: Raw) -> bool:
     """True for a ``keep_alive`` that Ollama rounds to no seconds at all: a number, or a Go duration in text."""
     number = _number(raw)
     if number is not None:

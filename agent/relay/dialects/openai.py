@@ -4,6 +4,7 @@ One typed decode per body in which text stays raw, so that it is measured and ne
 odd type is decoded once more with all fields raw: what is odd reads as "not told" and goes to the engine as it stands.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -15,8 +16,8 @@ from agent.relay.dialects.raw import NONE, OFF, TOKENS_MOST, inputs_of, size_of,
 from router_core.record.state import Dialect
 
 READ: Final = (Dialect.CHAT, Dialect.COMPLETION, Dialect.EMBED)
-_COMPLETION_DEFAULT = 16
-_CHOICES_MOST = 1_024
+COMPLETION_DEFAULT = 16
+CHOICES_MOST = 1_024
 
 
 class _Message(Struct, gc=False):
@@ -90,18 +91,18 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     tools = False
     if dialect is Dialect.COMPLETION:
         size, _ = inputs_of(told.prompt)
-        cap = _COMPLETION_DEFAULT if cap is None else cap
+        cap = COMPLETION_DEFAULT if cap is None else cap
     else:
         most = _within(told.max_completion_tokens)
         cap = cap if most is None else most
-        size, images, audio = _measure(told.messages)
+        size, images, audio = measure(told.messages)
         tools = told.tools is not NONE and bytes(told.tools) not in OFF
         size += unread + (len(bytes(told.tools)) if tools else 0)
     return Facts(
         model=told.model,
         hints=hints,
         stream=told.stream is True,
-        n=_within(told.n, _CHOICES_MOST),
+        n=_within(told.n, CHOICES_MOST),
         logprobs=told.logprobs is not NONE and bytes(told.logprobs) not in OFF,
         json_schema=told.response_format is not NONE and _has_schema(told.response_format),
         text_bytes=size,
@@ -121,9 +122,7 @@ def _read_odd(body: bytes | bytearray) -> tuple[_Body, int] | None:
         return None
     messages = _messages(told.messages)
     if messages is None and raws.is_list(told.messages):
-        messages = [
-            _message(each) or _Message(content=_if_text(each)) for each in raws.items(told.messages) or ()
-        ]
+        messages = [message_of(each) for each in raws.items(told.messages) or ()]
     known = _Body(
         model=model,
         stream=bytes(told.stream) == b"true",
@@ -150,7 +149,12 @@ def _has_schema(raw: Raw) -> bool:
     return told is not None and told.type == "json_schema"
 
 
-def _measure(messages: list[_Message] | None) -> tuple[int, int, int]:
+def message_of(raw: Raw) -> _Message:
+    """One message; of what is none, only a string is text."""
+    return _message(raw) or _Message(content=_if_text(raw))
+
+
+def measure(messages: Iterable[_Message] | None) -> tuple[int, int, int]:
     """Text bytes, pictures and audio parts of a list of messages."""
     text = images = audio = 0
     for message in messages or ():
