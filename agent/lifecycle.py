@@ -6,6 +6,7 @@ healthy and what has to be ended is handed in.
 """
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ STOP_LIMIT_MS: Final = 15_000
 """What a supervisor grants between SIGTERM and SIGKILL."""
 CANCEL_MS: Final = 100
 """How long an overdue step may take to notice that it was cancelled."""
+HANGUP_S: Final = 1.0
+"""How long a shell may take to end after it sent its jobs SIGHUP."""
 
 
 class ExitCode(IntEnum):
@@ -94,15 +97,29 @@ async def keep_watchdog(
         await asyncio.sleep(period_s)
 
 
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal. A service has none; a closed one is gone before its SIGHUP comes."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 class Signals:
     """Signals as events of the running loop. ``stop`` is set by SIGTERM and SIGINT, ``reload`` called by SIGHUP.
 
-    A second SIGINT ends the process the hard way, for people who will not wait for the drain.
+    SIGHUP sets ``stop`` instead where it means what its name says: the process began with a terminal (``attached``) and
+    has lost it. A shell may send it shortly before its terminal closes, so that is looked at again ``HANGUP_S`` later.
+    Under ``nohup`` it never does. A second SIGINT ends the process the hard way, for people who will not wait for the
+    drain.
     """
 
-    def __init__(self, reload: Callable[[], None]) -> None:
+    def __init__(self, reload: Callable[[], None], attached: Callable[[], bool] = has_terminal) -> None:
         self.stop = asyncio.Event()
         self._reload = reload
+        self._attached = attached
+        self._may_hang_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and attached()
 
     @contextmanager
     def caught(self) -> Iterator["Signals"]:
@@ -110,12 +127,23 @@ class Signals:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt, loop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGHUP, self._hangup, loop)
         try:
             yield self
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def _hangup(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._is_cut_off():
+            self.stop.set()
+            return
+        self._reload()
+        if self._may_hang_up:
+            loop.call_later(HANGUP_S, lambda: self.stop.set() if self._is_cut_off() else None)
+
+    def _is_cut_off(self) -> bool:
+        return self._may_hang_up and not self._attached()
 
     def _interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
         self.stop.set()

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -358,7 +359,35 @@ async def kill_and_return(cluster: Cluster, summary: Summary) -> None:
     summary.add("restarted agent back within 3 s", f"{back_s:.1f} s", back_s <= BACK_WITHIN_S)
 
 
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the run as Ctrl-C does: what was started is stopped, what was made removed."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    caught = [
+        sign for sign in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(sign) is not signal.SIG_IGN
+    ]
+
+    def end() -> None:
+        for sign in caught:
+            loop.add_signal_handler(sign, lambda: None)
+        task.cancel()
+
+    for sign in caught:
+        loop.add_signal_handler(sign, end)
+    try:
+        yield
+    finally:
+        for sign in caught:
+            loop.remove_signal_handler(sign)
+
+
 async def run(keep: bool) -> int:
+    with ended_in_order():
+        return await show(keep)
+
+
+async def show(keep: bool) -> int:
     began = time.monotonic()
     summary = Summary()
     base = Path(tempfile.mkdtemp(prefix="pairmesh-demo-"))
@@ -390,7 +419,7 @@ async def run(keep: bool) -> int:
 
 
 async def keep_running(cluster: Cluster) -> None:
-    heading("Left running; Ctrl-C stops everything")
+    heading("Left running; Ctrl-C, or SIGTERM to this process, stops everything")
     for node in cluster.nodes:
         variables = " ".join(
             f"{key}={value}" for key, value in node.env.items() if key.endswith("_DIRECTORY")
@@ -415,6 +444,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except asyncio.CancelledError:
+        return 143
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class AdminServer:
         return bound
 
     async def listen_socket(self, path: Path) -> None:
-        """Listen on a unix socket, 0660 for the group ``pairmesh`` if this process is in it, else 0600.
+        """Listen on a unix socket, 0660 for the group ``pairmesh`` if it is that group's, else 0600.
 
         Raises ``RefuseToStart``: ``socket_path_too_long``, ``socket_in_use`` (another daemon answers there),
         ``socket_blocked`` (something that is no socket is in the way).
@@ -213,16 +213,26 @@ def _bound(path: Path, group: int | None) -> tuple[socket.socket, int]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))
-        if group is not None and group in (os.getegid(), *os.getgroups()):
-            os.chown(path, -1, group)
-            path.chmod(0o660)
-        else:
-            path.chmod(0o600)
+        path.chmod(0o660 if group is not None and _is_of(path, group) else 0o600)
         sock.setblocking(False)
     except BaseException:
         sock.close()
         raise
     return sock, path.stat().st_ino
+
+
+def _is_of(path: Path, group: int) -> bool:
+    """Whether ``path`` belongs to ``group``, or does now. A process of that group has made it so by binding, as a setgid
+    folder has; the call that does it otherwise is one that a service's sandbox denies."""
+    if path.stat().st_gid == group:
+        return True
+    if group not in os.getgroups():
+        return False
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        return False
+    return True
 
 
 def _remove(path: Path, inode: int) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from agent.cli.columns import printable
 from agent.cli.exits import Exit
+from agent.cli.whose import folders_here
 from agent.settings.load import FILE, Settings, check, load
 from agent.settings.manifest import read_manifests, too_many
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
@@ -63,7 +64,7 @@ def unread(folder: Path) -> list[str]:
 
 
 def _show(as_json: bool) -> int:
-    config = Folders.from_env().config
+    config = folders_here().config
     settings, policy = load(config, host_name=socket.gethostname()), load_policy(config)
     if not isinstance(settings, Settings) or not isinstance(policy, PolicyRead):
         loaded = (settings, policy)
@@ -94,7 +95,7 @@ def _plain(schema: Schema, written: Mapping[str, Written]) -> dict[str, object]:
 
 
 def _check(as_json: bool) -> int:
-    folders = Folders.from_env()
+    folders = folders_here()
     faults = faults_of(folders)
     if as_json:
         print(json.dumps({"folder": str(folders.config), "faults": faults}, indent=2))

@@ -1,5 +1,6 @@
-"""Talks to the daemon over ``admin.sock``, found by the same rule as the daemon's folders."""
+"""Talks to the daemon over its ``admin.sock``."""
 
+import getpass
 import socket
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -8,7 +9,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from agent.store.folders import Folders
+from agent.admin.peercred import GROUP
+from agent.cli.whose import SERVICE, folders_here
 
 TIMEOUT_S: Final = 10.0
 ANSWER_MOST: Final = 64 * 1024 * 1024
@@ -48,8 +50,8 @@ class DaemonClient:
 
     @classmethod
     def here(cls) -> "DaemonClient":
-        """The client of the daemon that this environment's folders name."""
-        return cls(Folders.from_env().admin_socket)
+        """The client of the daemon that this command line means."""
+        return cls(folders_here().admin_socket)
 
     def read(self, path: str) -> bytes:
         """The body of a document."""
@@ -102,11 +104,13 @@ def _refusal(status: int, answer: bytes) -> Refused:
 def _advice(path: Path, exc: Exception) -> str:
     match exc:
         case PermissionError():
-            return f"may not use {path}: run this as root, as the daemon's user, or in the group pairmesh"
+            return f"may not use {path}: {_entrance(path)}"
+        case FileNotFoundError() if path == SERVICE.admin_socket:
+            return f"no daemon: the service is installed, but there is no {path}. See 'systemctl status pairmesh'"
         case FileNotFoundError():
             return (
-                f"no daemon: there is no {path}. Start one with 'pairmesh run', or, if it runs with other "
-                "folders, set STATE_DIRECTORY and RUNTIME_DIRECTORY as it has them"
+                f"no daemon: there is no {path}, and no service at {SERVICE.runtime}. Start one with 'pairmesh run', "
+                "or, if it runs with other folders, set STATE_DIRECTORY and RUNTIME_DIRECTORY as it has them"
             )
         case ConnectionRefusedError():
             return (
@@ -116,3 +120,17 @@ def _advice(path: Path, exc: Exception) -> str:
             return f"the daemon on {path} did not answer within {TIMEOUT_S:.0f} s: read its log"
         case _:
             return f"the daemon on {path} broke off ({type(exc).__name__}): read its log"
+
+
+def _entrance(path: Path) -> str:
+    """What a user has to be to get in. The folder tells where the socket itself may not be looked at."""
+    for place in (path, path.parent):
+        try:
+            if place.stat().st_mode & 0o070 == 0:
+                break
+            group, user = place.group(), getpass.getuser()
+        except (OSError, KeyError):
+            continue
+        if group == GROUP:
+            return f"run this as root, or join the group {group} (sudo usermod -aG {group} {user}) and log in again"
+    return "run this as root or as the daemon's user"

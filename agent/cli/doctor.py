@@ -18,14 +18,13 @@ from agent.cli.daemon_client import DaemonClient, Refused, Unreachable
 from agent.cli.exits import Exit
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import installed, unmet
+from agent.cli.whose import SERVICE, folders_here
 from agent.sampling.driver import look_for_driver
 from agent.sampling.files import Roots
 from agent.settings.load import Settings, load
 from agent.store.folders import SOCKET_PATH_MOST, Folders
 
 CONNECT_S: Final = 1.0
-SERVICE_RUNTIME: Final = Path("/run/pairmesh")
-"""Where the daemon of the systemd unit has its runtime folder."""
 
 
 def declare(parser: ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    found = list(examine(Folders.from_env()))
+    found = list(examine(folders_here()))
     if args.json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -45,7 +44,7 @@ def run(args: Namespace) -> int:
     return Exit.FAILED if any(finding.health is Health.BAD for finding in found) else Exit.OK
 
 
-def examine(folders: Folders, service_runtime: Path = SERVICE_RUNTIME) -> Iterator[Finding]:
+def examine(folders: Folders, service_runtime: Path = SERVICE.runtime) -> Iterator[Finding]:
     """Every finding about the daemon that ``folders`` names, whether it runs or not."""
     yield from findings.floors(unmet(installed()))
     yield from findings.folders(folder_facts(folders), _daemon_uid(folders))
@@ -92,8 +91,16 @@ def folder_facts(folders: Folders) -> Iterator[FolderFacts]:
 def _facts(about: str, path: Path, forbidden: int, *, owned: bool = True) -> FolderFacts:
     try:
         found = path.stat(follow_symlinks=False)
-    except OSError:
-        return FolderFacts(about=about, path=str(path), mode=None, uid=None, forbidden=forbidden, owned=owned)
+    except OSError as fault:
+        return FolderFacts(
+            about=about,
+            path=str(path),
+            mode=None,
+            uid=None,
+            forbidden=forbidden,
+            owned=owned,
+            hidden=isinstance(fault, PermissionError),
+        )
     return FolderFacts(
         about=about, path=str(path), mode=found.st_mode, uid=found.st_uid, forbidden=forbidden, owned=owned
     )

@@ -85,7 +85,8 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class FolderFacts(Struct, frozen=True, kw_only=True):
-    """One path as found; ``mode`` None if it does not exist. ``forbidden`` are the bits it must not have."""
+    """One path as found; ``mode`` None if it does not exist or is ``hidden`` from this user. ``forbidden`` are the bits
+    it must not have."""
 
     about: str
     path: str
@@ -93,6 +94,7 @@ class FolderFacts(Struct, frozen=True, kw_only=True):
     uid: int | None
     forbidden: int
     owned: bool = True
+    hidden: bool = False
 
 
 def good(about: str, said: str) -> Finding:
@@ -110,7 +112,11 @@ def bad(about: str, said: str) -> Finding:
 def folders(facts: Iterable[FolderFacts], uid: int) -> Iterator[Finding]:
     """Owner and modes. ``uid`` is the daemon's user."""
     for fact in facts:
-        if fact.mode is None:
+        if fact.hidden:
+            yield Finding(
+                health=Health.SKIPPED, about=fact.about, said=f"{fact.path} is hidden from this user"
+            )
+        elif fact.mode is None:
             yield odd(fact.about, f"{fact.path} does not exist yet")
         elif fact.owned and fact.uid != uid:
             yield bad(fact.about, f"{fact.path} belongs to uid {fact.uid}, not {uid}: chown it")

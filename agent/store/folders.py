@@ -1,8 +1,7 @@
 """Where pairmesh keeps things, and whether those places are fit to be used.
 
 systemd's ``STATE_DIRECTORY``, ``RUNTIME_DIRECTORY`` and ``CONFIGURATION_DIRECTORY`` where set, else ``pairmesh``
-below the XDG folders. The command line finds its daemon by the same rule. Nothing is created here but the state
-and runtime folders themselves.
+below the XDG folders. Nothing is created here but the state and runtime folders themselves.
 """
 
 import errno
@@ -17,6 +16,7 @@ from msgspec import Struct
 from agent.store.checked import Newer
 from router_core.errors import LocalMisuse
 
+VARIABLES: Final = ("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "CONFIGURATION_DIRECTORY")
 SOCKET_PATH_MOST: Final = 107
 """Bytes of a unix socket's path on Linux, its terminating zero aside."""
 

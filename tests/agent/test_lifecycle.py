@@ -148,6 +148,40 @@ async def test_hangup_reloads_and_does_not_stop() -> None:
         assert not signals.stop.is_set()
 
 
+async def test_hangup_stops_what_has_lost_its_terminal() -> None:
+    attached = [True]
+    with Signals(reload=lambda: None, attached=lambda: attached[0]).caught() as signals:
+        attached[0] = False
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.wait_for(signals.stop.wait(), 10)
+
+
+async def test_hangup_shortly_before_the_terminal_goes_stops_as_well() -> None:
+    attached, reloads = [True], []
+    with Signals(reload=lambda: reloads.append(1), attached=lambda: attached[0]).caught() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: reloads)
+        assert not signals.stop.is_set()
+        attached[0] = False
+        await asyncio.wait_for(signals.stop.wait(), 10)
+
+
+@pytest.mark.parametrize(("ignored", "terminal"), [(True, True), (False, False)])
+async def test_hangup_reloads_what_has_no_terminal_or_was_told_to_outlive_it(
+    ignored: bool, terminal: bool
+) -> None:
+    attached, reloads = [terminal], []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with Signals(reload=lambda: reloads.append(1), attached=lambda: attached[0]).caught() as signals:
+            attached[0] = False
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: reloads)
+            assert not signals.stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_signals_are_given_back() -> None:
     with Signals(reload=lambda: None).caught():
         assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL

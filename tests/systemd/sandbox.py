@@ -1,6 +1,6 @@
 """Runs a command under the system call filter of the unit, as far as libseccomp can say it: what systemd would set.
 
-``python sandbox.py UNIT COMMAND...``. It reads the unit's own ``SystemCallFilter=``, asks systemd-analyze which calls
+``python sandbox.py [--kill] UNIT COMMAND...``; with ``--kill`` a denied call ends the process instead. It reads the unit's own ``SystemCallFilter=``, asks systemd-analyze which calls
 the sets hold, allows ``mmap`` and ``mprotect`` only without new executable pages, ``socket`` only for the families
 of the unit, and denies everything else with the unit's error. Capabilities, limits, umask and no-new-privileges are
 as the unit says too.
@@ -20,6 +20,7 @@ from pathlib import Path
 
 ALLOW = 0x7FFF0000
 ERRNO = 0x00050000
+KILL_PROCESS = 0x80000000
 MASKED_EQ = 7
 PROT_WRITE, PROT_EXEC, SHM_EXEC = 2, 4, 0o100000
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
@@ -75,7 +76,7 @@ def rules(unit: str) -> Iterator[tuple[str, tuple[Comparison, ...]]]:
         yield "socket", (Comparison(0, MASKED_EQ, 0xFFFFFFFF, int(getattr(socket, family))),)
 
 
-def load_filter(unit: str) -> None:
+def load_filter(unit: str, kill: bool) -> None:
     lib = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     lib.seccomp_init.restype = ctypes.c_void_p
     lib.seccomp_rule_add_array.argtypes = (
@@ -86,7 +87,11 @@ def load_filter(unit: str) -> None:
         ctypes.c_void_p,
     )
     denied = getattr(errno, values(unit, "SystemCallErrorNumber")[0])
-    filtering = ctypes.c_void_p(lib.seccomp_init(ERRNO | denied))
+    filtering = ctypes.c_void_p(lib.seccomp_init(KILL_PROCESS if kill else ERRNO | denied))
+    if kill and os.geteuid() == 0:
+        # SQLite gives its files to the owner of the database if it is root, which the service never is.
+        number = lib.seccomp_syscall_resolve_name(b"fchown")
+        assert lib.seccomp_rule_add_array(filtering, ERRNO | denied, number, 0, None) == 0
     for call, arguments in rules(unit):
         number = lib.seccomp_syscall_resolve_name(call.encode())
         if number < 0:
@@ -97,7 +102,7 @@ def load_filter(unit: str) -> None:
     assert lib.seccomp_load(filtering) == 0
 
 
-def main(path: str, command: list[str]) -> None:
+def main(path: str, command: list[str], kill: bool) -> None:
     unit = Path(path).read_text()
     open_files = int(values(unit, "LimitNOFILE")[0])
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
@@ -107,9 +112,10 @@ def main(path: str, command: list[str]) -> None:
     for capability in range(CAPABILITIES):
         ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    load_filter(unit)
+    load_filter(unit, kill)
     os.execv(command[0], command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    kill = sys.argv[1] == "--kill"
+    main(sys.argv[1 + kill], sys.argv[2 + kill :], kill)

@@ -5,6 +5,7 @@ Without a systemd that boots, the sandbox is built from the unit's own lines by 
 
 import ctypes.util
 import json
+import os
 import re
 import shutil
 import signal
@@ -22,6 +23,8 @@ from tests.support.scripted_engine import ScriptedEngine, Wire, whole
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "systemd" / "pairmesh.service"
 LAUNCHER = (sys.executable, str(ROOT / "tests" / "systemd" / "sandbox.py"), str(UNIT))
+STRICT = (*LAUNCHER[:2], "--kill", LAUNCHER[2])
+"""A call that the unit denies ends the process, so that none is made and shrugged off."""
 TASKS_MAX, MEMORY_HIGH_KIB = 64, 300 * 1024
 
 pytestmark = pytest.mark.skipif(
@@ -48,6 +51,48 @@ def test_the_sandbox_denies(what: str) -> None:
     assert "PermissionError" in done.stderr
 
 
+BINDS = """
+import asyncio, os, pathlib
+from agent.admin.peercred import Admission
+from agent.admin.server import AdminServer
+
+class NoRoutes: pass
+
+async def main():
+    server = AdminServer(NoRoutes(), admission=Admission(uid=os.geteuid(), group=GROUP))
+    await server.listen_socket(pathlib.Path("admin.sock"))
+    print(oct(pathlib.Path("admin.sock").stat().st_mode & 0o777), pathlib.Path("admin.sock").stat().st_gid)
+    await server.aclose()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("of_folder", [False, True])
+def test_the_socket_is_the_groups_without_a_call_that_the_unit_denies(
+    tmp_path: Path, of_folder: bool
+) -> None:
+    """The group is the process's own, or that of a setgid folder."""
+    group = os.getegid()
+    if of_folder:
+        group = 65_534
+        try:
+            os.chown(tmp_path, -1, group)
+        except PermissionError:
+            pytest.skip("needs root")
+        tmp_path.chmod(0o2750)
+    done = subprocess.run(
+        [*STRICT, sys.executable, "-c", BINDS.replace("GROUP", str(group))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.stdout.split(), done.returncode) == (["0o660", str(group)], 0), done.stderr
+
+
 def facts(process: int) -> dict[str, str]:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -58,7 +103,7 @@ async def test_two_sandboxed_nodes_pair_serve_each_other_and_stop(tmp_path: Path
         wire.write(whole(200, b'{"choices":[]}'))
 
     nodes = [
-        Node(name=name, ip=ip, base=tmp_path / name, prefix=LAUNCHER)
+        Node(name=name, ip=ip, base=tmp_path / name, prefix=STRICT)
         for name, ip in (("alpha", "127.0.0.2"), ("beta", "127.0.0.3"))
     ]
     alpha, beta = nodes
@@ -91,7 +136,7 @@ async def test_two_sandboxed_nodes_pair_serve_each_other_and_stop(tmp_path: Path
 
 async def test_the_drivers_process_reads_its_gpu_in_the_sandbox(tmp_path: Path) -> None:
     driver = FakeDriver(tmp_path / "driver")
-    node = Node(name="alone", ip="127.0.0.2", base=tmp_path / "n", prefix=LAUNCHER, more_env=driver.environ)
+    node = Node(name="alone", ip="127.0.0.2", base=tmp_path / "n", prefix=STRICT, more_env=driver.environ)
     node.write_settings([])
     toml = node.config / "pairmesh.toml"
     toml.write_text(toml.read_text().replace('nvml = "off"', 'nvml = "auto"'))

@@ -19,7 +19,7 @@ LIFE = {
     "Type": ["notify"],
     "NotifyAccess": ["main"],
     "ExecStart": ["/opt/pairmesh/bin/pairmesh run"],
-    "ExecReload": ["kill -HUP $MAINPID"],
+    "ExecReload": ['/bin/sh -c "kill -HUP $MAINPID"'],
     "WatchdogSec": ["30"],
     "Restart": ["on-failure"],
     "RestartSec": ["5"],

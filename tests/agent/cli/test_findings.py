@@ -43,6 +43,12 @@ def test_a_private_folder_is_its_owners_alone(mode: int | None, uid: int | None,
         assert "chmod 0700 /x" in found.said or "chown" in found.said
 
 
+def test_what_is_hidden_from_this_user_is_not_called_absent() -> None:
+    fact = FolderFacts(about="identity", path="/x/key", mode=None, uid=None, forbidden=0o077, hidden=True)
+    (found,) = findings.folders([fact], 1_000)
+    assert (found.health, found.said) == (Health.SKIPPED, "/x/key is hidden from this user")
+
+
 def test_a_service_elsewhere_on_the_host_is_named() -> None:
     found = list(findings.elsewhere("/run/user/1000/pairmesh", "/run/pairmesh", True))
     assert "set RUNTIME_DIRECTORY=/run/pairmesh" in said(found, Health.ODD)
