@@ -90,7 +90,9 @@ WRITE_STALL: Final = 30_000
 KEEP_ALIVE_IDLE: Final = 90_000
 
 # Engines.
-ENGINE_BODY: Final = 4 * MIB
+ENGINE_BODY: Final = 1 * MIB
+ENGINE_LIST_BODY: Final = 4 * MIB
+ENGINE_MODELS: Final = 4_096
 ENGINE_HEALTH_BODY: Final = 64 * KIB
 
 # Administration.

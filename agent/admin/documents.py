@@ -212,7 +212,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     """The daemon that answers. ``mesh`` is the mesh id in hex, ``addresses`` are its listeners by name as
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
     so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
-    cannot be told, so that nobody is offered them, ``untold_models`` how many more this node has than it can tell;
+    cannot be told, so that nobody is offered them, ``more_models`` how many of its list are not looked at,
+    ``untold_models`` how many more this node has than it can tell;
     ``troubles``: by endpoint, in a word why it takes no requests.
     ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
     nobody got, ``host`` is what was measured here."""
@@ -231,6 +232,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     policy: PolicyDoc | None = None
     drains: tuple[DrainDoc, ...] = ()
     unfit_names: dict[str, int] = {}
+    more_models: dict[str, int] = {}
     untold_models: int = 0
     troubles: dict[str, str] = {}
     residency: ResidencyDoc | None = None

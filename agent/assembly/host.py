@@ -10,7 +10,6 @@ from agent.assembly.ground import Ground
 from agent.assembly.placement import PlacementRooms
 from agent.effects.entropy import new_rng
 from agent.effects.tasks import Tasks
-from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside
 from agent.engines.watch import EngineWatch, KeyedManifest
@@ -38,7 +37,7 @@ from router_core.record.state import Address, Level, Static, Volatile
 
 
 class HostRooms:
-    """``cut_off`` ends what is in flight at an endpoint by name; ``said`` and ``told_mesh`` hear each new statement."""
+    """``engine_ports`` are tried where engines are to be found; ``cut_off`` ends what is in flight at an endpoint by name; ``said`` and ``told_mesh`` hear each new statement."""
 
     def __init__(
         self,
@@ -49,6 +48,7 @@ class HostRooms:
         *,
         outside: Outside,
         roots: Roots,
+        engine_ports: tuple[int, ...],
         residency_policy: ResidencyPolicy,
         addresses: Callable[[], tuple[Address, ...]],
         cut_off: Callable[[str], None],
@@ -65,7 +65,7 @@ class HostRooms:
             rng=new_rng(),
             changed=self._engine_changed,
             failed=ground.failed,
-            ports=LOOPBACK_PORTS if settings.autodetect else (),
+            ports=engine_ports if settings.autodetect else (),
             outside=outside,
         )
         self.drains = Drains(

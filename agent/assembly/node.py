@@ -17,6 +17,7 @@ from agent.assembly.relay import RelayRooms
 from agent.effects.clock import Clock
 from agent.effects.entropy import new_rng
 from agent.effects.tasks import Tasks
+from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.identity.own import OwnIdentity
 from agent.node.dry_run import DryRuns
 from agent.node.endpoints import OwnEndpoints, keyed
@@ -69,6 +70,7 @@ class Assembly:
         self.ports = Ports(settings, folders)
         self.tasks = Tasks(self.ground.failed)
         self.roots = Roots()
+        self.engine_ports = LOOPBACK_PORTS
         self.residency_policy = ResidencyPolicy()
         self.phase = Phase.STARTING
         self.faults = self.ground.faults
@@ -131,6 +133,7 @@ class Assembly:
             manifests,
             outside=self.mesh.outside,
             roots=self.roots,
+            engine_ports=self.engine_ports,
             residency_policy=self.residency_policy,
             addresses=lambda: self.addresses,
             cut_off=lambda endpoint: self.relay.cut_off(endpoint),

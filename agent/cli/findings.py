@@ -14,6 +14,7 @@ from msgspec import Struct
 from agent.admin.documents import MemberDoc, StatusDoc
 from agent.cli.columns import count, duration
 from agent.cli.nodes import unfit
+from router_core import limits
 
 WALL_LEAST_MS: Final = 1_704_067_200_000
 CLOCK_DRIFT_MS: Final = 60_000
@@ -56,6 +57,8 @@ _LOG_LOST: Final = "whoever reads its standard error stands still or is gone, or
 _TROUBLES: Final = {
     "unreachable": "does not answer at its url: is it running, and is that its port?",
     "starting": "answers, but lists no models yet: it still starts, or its url leads to something else",
+    "list_too_large": f"lists more models than {limits.ENGINE_LIST_BODY // limits.MIB} MiB hold: name those to offer in its "
+    "manifest, a [[models]] each",
     "unauthorised": "refuses the key: see credential in its manifest",
     "self_loop": "is a pairmesh API: its url has to lead to the engine itself",
     "pair_not_adopted": "is a PAIR proxy: its url has to lead to the engine itself",
@@ -183,6 +186,12 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
     if status.own.untold_models:
         untold = count(status.own.untold_models, "model")
         yield odd("engines", f"{untold} more than a node can tell of: {_TOO_MANY_MODELS}")
+    for name, how_many in status.own.more_models.items():
+        yield odd(
+            "engines",
+            f"{name} lists {count(how_many, 'model')} more than the {limits.ENGINE_MODELS:,} that are looked at: nobody is "
+            "offered those; shorten its list",
+        )
     for name, how_many in status.own.unfit_names.items():
         yield odd("engines", f"{unfit(name, how_many)}: {_FIT_NAMES}")
     for engine in own.engines:

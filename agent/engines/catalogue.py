@@ -13,8 +13,9 @@ from agent.engines.openai import OpenAiPlain
 from agent.settings.manifest import Caps, EngineKind, Manifest
 from router_core.record.state import Capability, Dialect
 
-LOOPBACK_PORTS: Final = (11434, 11435, 8080, 8081, 8000, 30000)
-"""Where engines listen by default on their own host; ports of engines without an adapter are left out."""
+LOOPBACK_PORTS: Final = (11434, 11435, 1234, 1235, 8080, 8081, 8000, 30000, 1337, 5000, 5001)
+"""Where engines listen by default on their own host: Ollama, LM Studio, llama.cpp, vLLM and Dynamo, SGLang, Jan, TabbyAPI
+and KoboldCpp. Those without an adapter of their own are OpenAI-compatible servers."""
 
 
 class AdapterFactory(Protocol):

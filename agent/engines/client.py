@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, Mapping
+from hashlib import blake2b
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
+from agent.engines.listing import INLINE_BYTES, Listing, read_listing, unpacked
 from agent.engines.outside import Outside, is_literal, is_outside
 from agent.settings.manifest import Manifest
 from router_core import limits
@@ -84,6 +86,7 @@ class EngineClient:
         if credential is not None:
             self._headers["Authorization"] = credential.authorization
         self._session: aiohttp.ClientSession | None = None
+        self._listings: dict[tuple[str, str], tuple[bytes, Listing]] = {}
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -146,13 +149,35 @@ class EngineClient:
                 data=body,
             ) as answer:
                 told = await _bounded(answer, cap)
-                return Reply(status=answer.status, headers=_lowered(answer.headers), body=told)
+                known = _lowered(answer.headers)
+                return Reply(status=answer.status, headers=known, body=unpacked(told, known, cap))
         except BROKEN as error:
             raise _unreachable(error) from None
 
     async def get_json(self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY) -> Any:
         """The JSON of a 200 answer to GET ``path``."""
         return (await self.get(path, timeout_s=timeout_s, cap=cap)).require().json()
+
+    async def get_listing(
+        self, path: str, key: str, *, timeout_s: float = FAST_S, probe: bool = False
+    ) -> Listing:
+        """The list at ``key`` of a 200 answer to GET ``path``; the very object of the last time if nothing changed."""
+        reply = await self.get(path, timeout_s=timeout_s, cap=limits.ENGINE_LIST_BODY, probe=probe)
+        return await self.listing_of(reply, path, key)
+
+    async def listing_of(self, reply: Reply, path: str, key: str) -> Listing:
+        """As ``get_listing``, of an answer to GET ``path`` that is there."""
+        body = reply.require().body
+        digest = blake2b(body, digest_size=16).digest()
+        before = self._listings.get((path, key))
+        if before is not None and before[0] == digest:
+            return before[1]
+        if len(body) <= INLINE_BYTES:
+            listing = read_listing(body, key)
+        else:
+            listing = await asyncio.to_thread(read_listing, body, key)
+        self._listings[path, key] = digest, listing
+        return listing
 
     async def touch(self) -> None:
         """Open a bare connection and close it, for engines without any health route."""

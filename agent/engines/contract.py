@@ -257,7 +257,8 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     ``owned`` already holds the manifest's facts (manifest before engine before unknown; of two context limits
     the smaller). ``observed_ms`` is the boot-clock time of the last good answer about residency and load. ``reason``
     is a short code for a health that takes no requests. ``withdrawn`` are dialects whose route the engine lately did
-    not know; ``unfit_names`` counts models left out for their name.
+    not know; ``unfit_names`` counts models left out for their name, ``more_models`` those of a list too long to be
+    looked at.
     """
 
     name: str
@@ -273,6 +274,7 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     credential: Credential | None = None
     withdrawn: Dialect = Dialect(0)
     unfit_names: int = 0
+    more_models: int = 0
 
     @property
     def base(self) -> tuple[str, int]:
@@ -331,10 +333,12 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Observation(Struct, frozen=True, gc=False, kw_only=True):
-    """One fast look: what is in memory and how busy the engine is."""
+    """One fast look: what is in memory and how busy the engine is. ``owned`` is what it could serve, if the look told it
+    and it is not what it was."""
 
     resident: tuple[ResidentModel, ...]
     load: EngineLoad
+    owned: tuple[OwnedModel, ...] | None = None
 
 
 class EngineAdapter(Protocol):
@@ -350,6 +354,10 @@ class EngineAdapter(Protocol):
     @property
     def restarts(self) -> int:
         """How often a changed token or a fallen counter told of a restart."""
+
+    @property
+    def more_models(self) -> int:
+        """How many more models its last list had than are looked at."""
 
     async def inventory(self) -> tuple[OwnedModel, ...]:
         """What it could serve."""

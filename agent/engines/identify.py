@@ -119,9 +119,8 @@ async def _llamacpp_behind_proxy(client: EngineClient) -> Verdict:
 async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
     routes = shape.text(props, "role") == "router"
     if not routes:
-        listed = _tree(await _ask(client, "/models"))
-        items = listed.get("data") if isinstance(listed, dict) else None
-        routes = isinstance(items, list) and any(shape.text(item, "status", "value") for item in items)
+        items = await _listed(client, "/models")
+        routes = items is not None and any(shape.text(item, "status", "value") for item in items)
     flavour = "router" if routes else "single"
     entry = CATALOGUE[EngineKind.LLAMACPP, flavour]
     return Identity(
@@ -140,27 +139,41 @@ async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
 
 async def _below_path(client: EngineClient, manifest: Manifest) -> Verdict:
     """A server whose API lies below a path: the rest of its host may be anybody's, so nothing else is asked there."""
-    reply = await _ask(client, "/v1/models")
-    if _is_ours(reply):
-        return Refusal.SELF_LOOP
-    declared = bool(manifest.models) and reply.status in (404, 405)
-    return _plain_identity(None) if _lists_models(reply) or declared else None
+    try:
+        reply = await _ask(client, "/v1/models", cap=limits.ENGINE_LIST_BODY)
+        if _is_ours(reply):
+            return Refusal.SELF_LOOP
+        if not (manifest.models and reply.status in (404, 405)):
+            await client.listing_of(reply, "/v1/models", "data")
+    except EngineMisspoke as error:
+        if error.reason == "auth":
+            raise
+        return _plain_identity(None) if error.reason == "too_large" else None
+    return _plain_identity(None)
 
 
 async def _plain(client: EngineClient, health: Reply, manifest: Manifest | None) -> Verdict:
-    lists = _lists_models(await _ask(client, "/v1/models"))
+    lists = await _lists_models(client)
     declared = manifest is not None and manifest.engine is EngineKind.OPENAI and bool(manifest.models)
     if not lists and not (declared and health.status == 200):
         return None
     return _plain_identity(dialects_of(_tree(await _ask(client, "/openapi.json"))))
 
 
-def _lists_models(reply: Reply) -> bool:
-    """Whether this is an OpenAI model list. Raises :class:`EngineMisspoke` ``auth``."""
-    if reply.status in (401, 403):
-        reply.require()
-    listed = _tree(reply)
-    return isinstance(listed, dict) and isinstance(listed.get("data"), list)
+async def _lists_models(client: EngineClient) -> bool:
+    """Whether this is an OpenAI model list, be it one too long to be read. Raises :class:`EngineMisspoke` ``auth``."""
+    return await _listed(client, "/v1/models") is not None
+
+
+async def _listed(client: EngineClient, path: str) -> tuple[dict[str, object], ...] | None:
+    """The objects of an OpenAI list, none of one too long to be read; None where there is no list. Raises
+    :class:`EngineMisspoke` ``auth``."""
+    try:
+        return (await client.get_listing(path, "data", timeout_s=SLOW_S, probe=True)).items
+    except EngineMisspoke as error:
+        if error.reason == "auth":
+            raise
+        return () if error.reason == "too_large" else None
 
 
 def _plain_identity(told: Dialect | None) -> Identity:

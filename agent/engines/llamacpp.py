@@ -106,8 +106,12 @@ class LlamaSingle:
     def restarts(self) -> int:
         return self._process.restarts
 
+    @property
+    def more_models(self) -> int:
+        return 0
+
     async def inventory(self) -> tuple[OwnedModel, ...]:
-        listed = shape.objects(await self._client.get_json("/v1/models", timeout_s=SLOW_S), "data")
+        listed = (await self._client.get_listing("/v1/models", "data", timeout_s=SLOW_S)).items
         props = await self._client.get_json("/props", timeout_s=SLOW_S)
         owned = tuple(owned_model(item, props) for item in listed[:1] if shape.text(item, "id") is not None)
         if not owned:

@@ -77,6 +77,7 @@ class LlamaRouter:
         self._known: dict[str, OwnedModel] = {}
         self._subscribed = False
         self._events = 0
+        self._more = 0
         self._files = WeightFiles(on_this_host=not manifest.remote_host)
 
     @property
@@ -86,6 +87,10 @@ class LlamaRouter:
     @property
     def restarts(self) -> int:
         return 0
+
+    @property
+    def more_models(self) -> int:
+        return self._more
 
     async def inventory(self) -> tuple[OwnedModel, ...]:
         items = await self._list(SLOW_S)
@@ -125,8 +130,9 @@ class LlamaRouter:
     async def _list(self, timeout_s: float) -> list[dict[str, Any]]:
         """Read the list and fold the states in it, unless an event overtook the answer."""
         events = self._events
-        listed = shape.objects(await self._client.get_json("/models", timeout_s=timeout_s), "data")
-        present = {native: item for item in listed if (native := shape.text(item, "id")) is not None}
+        listed = await self._client.get_listing("/models", "data", timeout_s=timeout_s)
+        self._more = listed.more
+        present = {native: item for item in listed.items if (native := shape.text(item, "id")) is not None}
         if events == self._events:
             for native, item in present.items():
                 failed = shape.truth(item, "status", "failed") or False

@@ -29,6 +29,7 @@ from agent.engines.contract import (
     InferringAdapter,
     LoadSource,
     Observation,
+    OwnedModel,
     PushingAdapter,
     Refusal,
     Residency,
@@ -44,6 +45,9 @@ from router_core.record.state import Dialect
 Changed = Callable[[EndpointStatus, bool], None]
 """Told of every change but mere age; the flag is True if health or residency changed."""
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+INLINE_MODELS = 128
+"""A list up to here is looked through in less time than a thread takes to be asked."""
+TOO_LARGE = "list_too_large"
 
 
 class Cadence(Struct, frozen=True, gc=False, kw_only=True):
@@ -54,13 +58,13 @@ class Cadence(Struct, frozen=True, gc=False, kw_only=True):
     """
 
     busy_ms: int = 1_000
-    fast_ms: int = 2_000
+    fast_ms: int = 1_800
     quiet_ms: int = 5_000
     quiet_after_ms: int = 300_000
     slow_ms: int = 30_000
     identify_ms: int = 600_000
     withdrawn_ms: int = 600_000
-    retry_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000, 30_000)
+    retry_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 9_000)
 
 
 class EndpointMonitor:
@@ -100,6 +104,7 @@ class EndpointMonitor:
         self._attempts = 0
         self._identify_at = self._slow_at = self._fast_at = self._worked_ms
         self._listed: set[str] = set()
+        self._too_large = False
         self._withdrawn: dict[Dialect, int] = {}
         self._status = EndpointStatus(
             name=manifest.name,
@@ -263,16 +268,31 @@ class EndpointMonitor:
             self._soon(identify=True)
             return
         except EngineMisspoke as error:
+            self._too_large = error.reason == "too_large"
+            if self._too_large and self._status.owned:
+                self._signs = self._signs.answered(self._clock.boot_ms())
+                return
             self._misspoke(error)
             self._soon(identify=error.reason in ("auth", "loading"))
             self._slow_at = self._after(self._cadence.fast_ms)
             return
+        self._too_large = False
         if adapter is self._adapter:
-            now = self._clock.boot_ms()
-            self._listed = {model.native_id for model in told}
-            owned, unfit = publishable(overlaid(told, self._manifest.models))
-            self._signs = self._signs.listed(now)
-            self._status = replace(self._status, owned=owned, unfit_names=unfit)
+            self._signs = self._signs.listed(self._clock.boot_ms())
+            await self._owns(adapter, told)
+
+    async def _owns(self, adapter: EngineAdapter, told: tuple[OwnedModel, ...]) -> None:
+        """Take over what the engine could serve; a long list is looked through off the loop."""
+        self._listed = {model.native_id for model in told}
+        models = self._manifest.models
+        if len(told) > INLINE_MODELS:
+            owned, unfit = await asyncio.to_thread(lambda: publishable(overlaid(told, models)))
+        else:
+            owned, unfit = publishable(overlaid(told, models))
+        if adapter is self._adapter:
+            self._status = replace(
+                self._status, owned=owned, unfit_names=unfit, more_models=adapter.more_models
+            )
 
     async def _look(self, adapter: EngineAdapter) -> None:
         period = self._period()
@@ -295,6 +315,9 @@ class EndpointMonitor:
         if adapter is not self._adapter:
             return
         self._signs = self._signs.looked(self._clock.boot_ms())
+        if seen.owned is not None:
+            await self._owns(adapter, seen.owned)
+            self._signs = self._signs.listed(self._clock.boot_ms())
         self._saw(seen)
         if adapter.restarts != before:
             self._soon(identify=True, slow=True)
@@ -412,7 +435,9 @@ class EndpointMonitor:
     def _reason(self, health: Health) -> str | None:
         if self._signs.refusal is not None:
             return self._signs.refusal.value
-        return None if health.takes_requests else health.value
+        if health.takes_requests:
+            return None
+        return TOO_LARGE if self._too_large and health is not Health.UNREACHABLE else health.value
 
 
 def _ageless(status: EndpointStatus) -> EndpointStatus:

@@ -9,9 +9,6 @@ from agent.settings.manifest import DeclaredModel
 from router_core import limits
 from router_core.placement.names import parse_model_name
 
-OWNED_MOST = 1_024
-"""Models of one endpoint that are looked at; the rest of a longer list is ignored."""
-
 
 def is_publishable(name: str) -> bool:
     """True if others may be told ``name``."""
@@ -53,7 +50,7 @@ def publishable(owned: Iterable[OwnedModel]) -> tuple[tuple[OwnedModel, ...], in
     for model in owned:
         if not is_publishable(model.name):
             unfit += 1
-        elif model.name not in taken and len(kept) < OWNED_MOST:
+        elif model.name not in taken and len(kept) < limits.ENGINE_MODELS:
             aliases = dict.fromkeys(a for a in model.aliases if is_publishable(a) and a != model.name)
             fresh = tuple(alias for alias in aliases if alias not in taken)[: limits.ALIASES]
             taken.update((model.name, *fresh))

@@ -78,6 +78,7 @@ class Ollama:
         self._shown: dict[tuple[str, str], Shown] = {}
         self._appeared: dict[str, int] = {}
         self._waiting: Mapping[str, int] = {}
+        self._more = 0
 
     @property
     def instance(self) -> str | None:
@@ -87,14 +88,19 @@ class Ollama:
     def restarts(self) -> int:
         return 0
 
+    @property
+    def more_models(self) -> int:
+        return self._more
+
     def awaits(self, since_ms: Mapping[str, int]) -> None:
         self._waiting = since_ms
 
     async def inventory(self) -> tuple[OwnedModel, ...]:
-        listed = shape.objects(await self._client.get_json("/api/tags", timeout_s=SLOW_S), "models")
+        listed = await self._client.get_listing("/api/tags", "models", timeout_s=SLOW_S)
+        self._more = listed.more + max(0, len(listed.items) - _SHOWN_MOST)
         owned = []
         shown: dict[tuple[str, str], Shown] = {}
-        for item in listed[:_SHOWN_MOST]:
+        for item in listed.items[:_SHOWN_MOST]:
             name = shape.text(item, "model") or shape.text(item, "name")
             if name is None:
                 continue

@@ -5,6 +5,7 @@ model counts as ready and the load is our own requests. Where the API lies below
 says is not about it.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from agent.engines import shape
@@ -19,11 +20,14 @@ from agent.engines.contract import (
     Residency,
     ResidentModel,
 )
+from agent.engines.listing import Listing
 from agent.engines.names import declared_only
 from agent.settings.manifest import API_PATH, Manifest
 from router_core import limits
 from router_core.record.state import Dialect
 
+SHORT_BYTES: Final = 256 * limits.KIB
+"""A list up to here is read at every look."""
 PATHS: Final[dict[str, Dialect]] = {
     "/v1/chat/completions": Dialect.CHAT,
     "/v1/completions": Dialect.COMPLETION,
@@ -45,10 +49,10 @@ def dialects_of(openapi: Any) -> Dialect | None:
     return found or None
 
 
-def listed_models(tree: Any) -> tuple[OwnedModel, ...]:
+def listed_models(items: Iterable[dict[str, Any]]) -> tuple[OwnedModel, ...]:
     """The entries of an OpenAI model list. ``context_window`` 0 means not told."""
     owned = []
-    for item in shape.objects(tree, "data"):
+    for item in items:
         native = shape.text(item, "id")
         if native is not None:
             served = shape.whole(item, "max_model_len") or shape.whole(item, "context_window") or None
@@ -64,8 +68,11 @@ class OpenAiPlain:
         self._client = client
         self._declared = declared_only(manifest.models)
         self._only_declared = manifest.cloud and bool(manifest.models)
+        self._listing: Listing | None = None
         self._owned: tuple[OwnedModel, ...] = ()
+        self._resident: tuple[ResidentModel, ...] = ()
         self._health_route = manifest.url.path == API_PATH
+        self._lists = self._local = not manifest.remote_host
 
     @property
     def instance(self) -> str | None:
@@ -75,30 +82,57 @@ class OpenAiPlain:
     def restarts(self) -> int:
         return 0
 
+    @property
+    def more_models(self) -> int:
+        return self._listing.more if self._listing is not None else 0
+
     async def inventory(self) -> tuple[OwnedModel, ...]:
         """What it lists; of a ``cloud`` endpoint, whose list may be long and is not free, what the operator declares."""
         if self._only_declared:
-            self._owned = self._declared
+            self._take(self._declared)
             return self._owned
         try:
-            self._owned = listed_models(await self._client.get_json("/v1/models", timeout_s=SLOW_S))
+            await self._list(SLOW_S)
         except EngineMisspoke as error:
             if not self._declared or error.reason in ("auth", "redirect", "loading"):
                 raise
-            self._owned = self._declared
+            self._take(self._declared)
         return self._owned
 
     async def observe(self, now_ms: int, period_ms: int) -> Observation:
-        if self._health_route:
+        """On this host the list is the sign of life, too, so that a change of it is seen at once; elsewhere, and where it
+        is long, whatever is answered under ``/health``."""
+        before = self._listing
+        if self._lists:
+            try:
+                await self._list(FAST_S)
+            except EngineMisspoke as error:
+                self._lists = error.reason != "too_large"
+                if (self._lists and not self._declared) or error.reason in ("auth", "loading"):
+                    raise
+        elif self._health_route:
             reply = await self._client.get("/health", timeout_s=FAST_S, cap=limits.ENGINE_HEALTH_BODY)
-            self._health_route = reply.status not in (404, 405)
-            if self._health_route:
+            if reply.status not in (404, 405):
                 reply.require()
-        if not self._health_route:
+        else:
             await self._client.touch()
         return Observation(
-            resident=tuple(_ready(model) for model in self._owned), load=EngineLoad(source=LoadSource.OWN)
+            resident=self._resident,
+            load=EngineLoad(source=LoadSource.OWN),
+            owned=None if self._listing is before else self._owned,
         )
+
+    async def _list(self, timeout_s: float) -> None:
+        listing = await self._client.get_listing("/v1/models", "data", timeout_s=timeout_s)
+        if listing is not self._listing:
+            self._listing = listing
+            self._lists = self._local and listing.size <= SHORT_BYTES
+            self._take(listed_models(listing.items))
+
+    def _take(self, owned: tuple[OwnedModel, ...]) -> None:
+        if owned != self._owned:
+            self._owned = owned
+            self._resident = tuple(_ready(model) for model in owned)
 
 
 def _ready(model: OwnedModel) -> ResidentModel:

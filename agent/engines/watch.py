@@ -11,7 +11,7 @@ from agent.effects.tasks import Failed, Tasks
 from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.engines.client import EngineClient
 from agent.engines.contract import Credential, EndpointStatus
-from agent.engines.detect import default_manifest, detect
+from agent.engines.detect import Detection, default_manifest
 from agent.engines.monitor import Cadence, Changed, EndpointMonitor
 from agent.engines.outside import Outside, is_outside
 from agent.settings.manifest import Manifest
@@ -19,7 +19,9 @@ from router_core import limits
 from router_core.errors import LocalMisuse
 from router_core.record.state import Dialect
 
-DETECT_EVERY_S = 30.0
+DETECT_EVERY_S = 5.0
+"""An engine that starts is found within twice this."""
+UNKNOWN_MS = 2_000
 LOOK_S = 2.0
 """How long a new manifest of an endpoint waits for its first look before it takes over."""
 CLOUD = Cadence(busy_ms=15_000, fast_ms=30_000, quiet_ms=60_000, slow_ms=600_000)
@@ -58,6 +60,7 @@ class EngineWatch:
         self._outside = outside
         self._monitors: dict[str, EndpointMonitor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._unknown_ms = 0
         self._newest = _Newest(self._monitors)
         for manifest, key in manifests:
             if manifest.name in self._monitors:
@@ -137,6 +140,17 @@ class EngineWatch:
         if (monitor := self._monitors.get(endpoint)) is not None:
             monitor.report_absent()
 
+    def look_for_models(self) -> None:
+        """Somebody asked for a model that nobody lists: engines that learn of new ones by themselves are asked for their
+        lists, at most once in ``UNKNOWN_MS``."""
+        now = self._clock.boot_ms()
+        if now < self._unknown_ms:
+            return
+        self._unknown_ms = now + UNKNOWN_MS
+        for monitor in self._monitors.values():
+            if not monitor.status.manifest.cloud:
+                monitor.report_absent()
+
     def report_auth(self, endpoint: str) -> None:
         """An engine refused the endpoint's own key."""
         if (monitor := self._monitors.get(endpoint)) is not None:
@@ -148,8 +162,9 @@ class EngineWatch:
             monitor.report_route(dialect)
 
     async def _detect(self) -> None:
+        detection = Detection(self._clock)
         while True:
-            for found in await detect(self._free_ports()):
+            for found in await detection.detect(self._free_ports()):
                 if len(self._monitors) < limits.ENGINES and found.port in self._free_ports():
                     manifest = default_manifest(found, self._monitors)
                     self._monitors[manifest.name] = monitor = self._monitor(manifest, None, detected=True)

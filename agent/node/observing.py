@@ -23,6 +23,7 @@ from agent.observe.metrics import Family
 from agent.relay.ports import AccessLine, AttemptReport
 from router_core.exchange.events import Result
 from router_core.exchange.failure import Cause, FailureClass
+from router_core.placement.reasons import Reason
 
 SETTLE_S: Final = 0.002
 WAITING_MOST: Final = 256
@@ -136,6 +137,8 @@ class Observing:
 
     def _close(self, line: AccessLine) -> None:
         self._placing.answered(line)
+        if line.code == Reason.MODEL_ABSENT.value:
+            self._engines.look_for_models()
         metrics = self._metrics
         metrics.seconds.observe(line.total_ms / 1000.0, "total")
         if line.first_byte_ms is not None:

@@ -94,6 +94,11 @@ class NodePicture:
                     for name, status in self._endpoints().items()
                     if status.unfit_names
                 },
+                more_models={
+                    name: status.more_models
+                    for name, status in self._endpoints().items()
+                    if status.more_models
+                },
                 untold_models=_untold(self._board.current),
                 troubles={
                     name: status.reason

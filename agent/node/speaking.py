@@ -199,11 +199,12 @@ class Speaking:
         if sum(len(endpoint.owned) for endpoint in endpoints) <= limits.MODELS:
             return frozenset()
         used = self._sources.used
+        held = {endpoint.name: {model.native_id for model in endpoint.resident} for endpoint in endpoints}
         resident = [
             (endpoint.name, owned.name)
             for endpoint in endpoints
             for owned in endpoint.owned
-            if any(model.native_id == owned.native_id for model in endpoint.resident)
+            if owned.native_id in held[endpoint.name]
         ]
         lately = sorted(used, key=lambda key: -used[key])
         return frozenset(list(dict.fromkeys((*resident, *lately)))[: limits.MODELS])

@@ -36,6 +36,7 @@ from router_core.record.state import Static, Volatile
 STALE_MS: Final = 2_500
 BLOCKED_S: Final = 1.5
 PROC_VARIABLE: Final = "PAIRMESH_TEST_PROC"
+PORTS_VARIABLE: Final = "PAIRMESH_TEST_PORTS"
 TREE_VARIABLE: Final = "PAIRMESH_TEST_TREE"
 MESSAGE_VARIABLE: Final = "PAIRMESH_TEST_MESSAGE"
 WALL_VARIABLE: Final = "PAIRMESH_TEST_WALL"
@@ -65,6 +66,14 @@ class TreeHost(Assembly):
         tree = Path(os.environ[TREE_VARIABLE])
         psutil.PROCFS_PATH = str(tree / "proc")
         self.roots = Roots(proc=tree / "proc", sys=tree / "sys", cg=tree / "cg", dev=tree / "dev")
+
+
+class OtherPorts(Assembly):
+    """It looks for engines at the ports that ``PORTS_VARIABLE`` lists."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.engine_ports = tuple(int(port) for port in os.environ[PORTS_VARIABLE].split(","))
 
 
 class Deaf:
@@ -201,6 +210,7 @@ BUILDS: Final[Mapping[str, tuple[type[Assembly], Callable[[Assembly], daemon.Dae
     "blocking": (Assembly, Blocking),
     "hasty": (Assembly, HASTY),
     "foreign-proc": (ForeignHost, HASTY),
+    "other-ports": (OtherPorts, daemon.Daemon),
     "host-tree": (TreeHost, daemon.Daemon),
     "deaf-ingress": (DeafNode, HASTY),
     "stalled-mesh": (StalledNode, HASTY),

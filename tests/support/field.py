@@ -55,6 +55,8 @@ class OpenAiEngine:
     deaf: bool = False
     """True: lists and health are not answered at all, work is."""
     answer: Answer | None = None
+    look: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    """Answers ``/v1/models`` in place of the engine."""
     asked: list[Asked] = field(default_factory=list)
     most: int = 0
     """The largest number of requests that were in it at once, waiting ones included."""
@@ -86,6 +88,8 @@ class OpenAiEngine:
         if self.deaf:
             await asyncio.Event().wait()
         if request.path == "/v1/models":
+            if self.look is not None:
+                return await self.look(request)
             return web.json_response({"object": "list", "data": [self._listed(name) for name in self.models]})
         if request.path == "/health":
             return web.Response()

@@ -77,13 +77,21 @@ async def test_a_listing_of_five_mebibytes_is_refused_with_and_without_a_length(
             assert caught.value.reason == "too_large"
 
 
-async def test_a_compressed_body_is_not_unpacked() -> None:
-    bomb = Sample(200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(64 * MIB)))
-    server = ReplayServer({"/v1/models": bomb})
+async def test_a_compressed_body_is_read_up_to_the_cap() -> None:
+    listed = gzip.compress(b'{"data":[{"id":"a"}]}')
+    bomb = gzip.compress(bytes(64 * MIB))
+    for body, reason in ((bomb, "too_large"), (b"\x1f\x8b" + bytes(40), "not_json")):
+        server = ReplayServer({"/v1/models": Sample(200, {"Content-Encoding": "gzip"}, body)})
+        async with server.serving(), client_of(manifest(server.port)) as client:
+            with pytest.raises(EngineMisspoke) as caught:
+                await client.get_json("/v1/models")
+        assert caught.value.reason == reason
+    server = ReplayServer({"/v1/models": Sample(200, {"Content-Encoding": "gzip"}, listed)})
     async with server.serving(), client_of(manifest(server.port)) as client:
-        with pytest.raises(EngineMisspoke) as caught:
-            await client.get_json("/v1/models")
-    assert caught.value.reason == "not_json"
+        assert await client.get_json("/v1/models") == {"data": [{"id": "a"}]}
+        first = await client.get_listing("/v1/models", "data")
+        assert first.items == ({"id": "a"},)
+        assert await client.get_listing("/v1/models", "data") is first, "equal bytes are not read again"
 
 
 @pytest.mark.parametrize(

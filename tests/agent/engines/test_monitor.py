@@ -7,7 +7,9 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointStatus, Health, LoadSource, Residency
+from agent.engines.monitor import TOO_LARGE
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
+from router_core import limits
 from router_core.record.state import Capability, Dialect, EngineState
 from tests.support.engine_setup import QUICK, Watched, manifest
 from tests.support.fakes.replay import ReplayServer, Sample
@@ -289,16 +291,55 @@ async def test_of_a_server_outside_only_declared_models_are_offered_and_its_list
     assert [path for _, path in server.calls].count("/v1/models") == 1, "to know that it is one"
 
 
-async def test_ten_thousand_models_and_unfit_names_stay_within_bounds(sample: GetSample) -> None:
-    ids = ",".join(f'{{"id":"m{number}"}}' for number in range(10_000))
+async def test_of_a_hundred_thousand_models_the_first_are_looked_at_off_the_loop_and_the_rest_is_told() -> (
+    None
+):
+    ids = ",".join(f'{{"id":"m{number}"}}' for number in range(100_000))
     unfit = '{"id":"a b"},{"id":"../x"},{"id":""},{"id":"' + "x" * 200 + '"}'
     server = ReplayServer(
         {"/v1/models": Sample(200, {}, f'{{"data":[{unfit},{ids}]}}'.encode()), "/health": Sample()}
     )
-    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+    loop, beats = asyncio.get_running_loop(), []
+
+    async def beat() -> None:
+        while True:
+            began = loop.time()
+            await asyncio.sleep(0.001)
+            beats.append(loop.time() - began)
+
+    async with server.serving():
+        beating = asyncio.create_task(beat())
+        async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+            await until(health(watched)(Health.READY))
+            status = watched.status()
+        beating.cancel()
+    assert len(status.owned) == limits.ENGINE_MODELS - 4
+    assert (status.unfit_names, status.more_models) == (3, 100_004 - limits.ENGINE_MODELS)
+    assert sorted(beats)[-1] < 0.25
+
+
+async def test_a_list_too_long_to_be_read_leaves_the_last_one_and_is_told_if_there_was_none() -> None:
+    huge = Sample(200, {}, b'{"data":[' + b" " * limits.ENGINE_LIST_BODY + b"]}")
+    server = ReplayServer({"/v1/models": Sample(200, {}, b'{"data":[{"id":"a"}]}'), "/health": Sample()})
+    async with server.serving():
+        async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+            await until(health(watched)(Health.READY))
+            server.routes["/v1/models"] = huge
+            await looks(watched, 10)
+            assert [model.name for model in watched.status().owned] == ["a"]
+            assert watched.status().health.takes_requests
+        async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+            await until(lambda: watched.status().reason == TOO_LARGE)
+
+
+async def test_a_change_of_a_plain_servers_models_is_seen_at_the_next_look() -> None:
+    server = ReplayServer({"/v1/models": Sample(200, {}, b'{"data":[{"id":"a"}]}'), "/health": Sample()})
+    lazy = type(QUICK)(fast_ms=50, slow_ms=60_000)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI), cadence=lazy) as watched:
         await until(health(watched)(Health.READY))
-        assert len(watched.status().owned) == 1_024
-        assert watched.status().unfit_names == 3
+        server.routes["/v1/models"] = Sample(200, {}, b'{"data":[{"id":"b","max_model_len":512}]}')
+        await until(lambda: [model.name for model in watched.status().owned] == ["b"])
+        assert watched.status().resident[0].ctx == 512
 
 
 async def test_nothing_but_get_of_known_routes_is_ever_sent(sample: GetSample) -> None:

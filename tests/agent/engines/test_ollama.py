@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from agent.effects.clock import SystemClock
 from agent.engines.catalogue import CATALOGUE, LOOPBACK_PORTS
 from agent.engines.client import EngineClient
 from agent.engines.contract import FOREVER_S, Health, Identity, LoadSource, OwnedModel, Residency
-from agent.engines.detect import default_manifest, detect
+from agent.engines.detect import Detection, default_manifest
 from agent.engines.identify import identify
 from agent.engines.ollama import Ollama, dialects_of, owned_model, resident_model, shown_of
 from agent.settings.manifest import EngineKind
@@ -64,7 +65,7 @@ async def inventory(fake: FakeOllama) -> dict[str, OwnedModel]:
 
 async def test_ollama_is_known_by_two_routes_and_found_on_its_ports(fake: FakeOllama) -> None:
     assert {11434, 11435} <= set(LOOPBACK_PORTS)
-    (found,) = await detect([fake.port])
+    (found,) = await Detection(SystemClock()).detect([fake.port])
     assert (found.identity.engine, found.identity.version) == (EngineKind.OLLAMA, "0.13.3")
     assert found.identity.loads_on_demand
     assert default_manifest(found, {"ollama"}).name == "ollama-2"
