@@ -19,6 +19,7 @@ from router_core.record.state import (
     Level,
     ModelState,
     ResidentModel,
+    ResourceCode,
     Role,
     Static,
     Volatile,
@@ -74,7 +75,8 @@ class EngineDoc(Struct, frozen=True, kw_only=True):
 class MemberDoc(Struct, frozen=True, kw_only=True):
     """One node. ``in_flight`` sums the engines' running (else ours); ``gen_tps`` is the fastest learned
     single-stream speed of what is resident; ``age_ms`` is the age of its newest state here; ``shun``: it gets no
-    requests, whatever it says. ``label`` is the name, marked by the first characters of the id where others have it too."""
+    requests, whatever it says. ``label`` is the name, marked by the first characters of the id where others have it too;
+    ``pressed`` are the resources behind a level of ``high`` or ``critical``."""
 
     name: str
     id: str
@@ -96,6 +98,7 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     gen_tps: float | None
     shun: ShunDoc | None = None
     label: str = ""
+    pressed: tuple[str, ...] = ()
 
     @property
     def called(self) -> str:
@@ -216,7 +219,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     ``untold_models`` how many more this node has than it can tell;
     ``troubles``: by endpoint, in a word why it takes no requests.
     ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
-    nobody got, ``host`` is what was measured here."""
+    nobody got, ``host`` is what was measured here, ``waits_for_restart`` the settings whose value in the file is another
+    one by now."""
 
     name: str
     id: str
@@ -238,6 +242,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     residency: ResidencyDoc | None = None
     label: str = ""
     log_lines_lost: int = 0
+    waits_for_restart: tuple[str, ...] = ()
     host: HostDoc = HostDoc()
 
 
@@ -299,6 +304,7 @@ def member_doc(node: NodeView, link: LinkDoc | None, now: int, shun: ShunDoc | N
         gen_tps=_fastest(static, volatile),
         shun=shun,
         label=node.label,
+        pressed=() if volatile is None else _pressed(volatile),
     )
 
 
@@ -422,6 +428,18 @@ def _fastest(static: Static | None, volatile: Volatile | None) -> float | None:
 
 def _level(code: int | None) -> str | None:
     return None if code is None else _word(Level, code)
+
+
+def _pressed(volatile: Volatile) -> tuple[str, ...]:
+    if volatile.level is None or volatile.level < Level.HIGH:
+        return ()
+    known = set(ResourceCode)
+    found = [
+        ResourceCode(row.code).name.lower().replace("_", " ")
+        for row in volatile.resources
+        if row.level == volatile.level and row.code in known
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def _word(kind: type[EngineState] | type[ModelState] | type[Level], code: int | None) -> str:

@@ -24,6 +24,8 @@ _ADD_REFUSALS: Final = {
     AddCode.BAD_CERT: "the file's certificate is not one a node makes of its own key",
     AddCode.UNSUPPORTED_VERSION: "the file was written by a newer version",
     AddCode.ID_DIFFERS: "the file is not of the node named by --id: do not trust it before you know why",
+    AddCode.ID_NOT_WHOLE: "--id takes the other node's whole id, 52 characters, as 'pairmesh trust list' prints it there: "
+    "the short one of 'pairmesh status' could be another node's",
     AddCode.SELF: "this is this node's own file",
     AddCode.MESH_MISMATCH: "both nodes are in a mesh that was paired by code: one must leave its own first",
     AddCode.FULL: "the roster is full: raise mesh.roster_max or remove a member",

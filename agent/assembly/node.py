@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from agent.admin.config_verbs import config_verbs
 from agent.admin.drain_verbs import drain_verbs
 from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
@@ -21,11 +22,12 @@ from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.identity.own import OwnIdentity
 from agent.node.dry_run import DryRuns
 from agent.node.endpoints import OwnEndpoints, keyed
+from agent.node.in_force import InForce
 from agent.node.measuring import LiveFigures
 from agent.node.member_log import MemberLog
 from agent.node.picture import NodePicture
 from agent.node.recalling import Recalling
-from agent.node.reloading import ENDPOINTS, Reloading, manifest_faults
+from agent.node.reloading import Reloading, manifest_faults
 from agent.node.trace import Trace
 from agent.observe.capture import report_crash
 from agent.observe.journal import Journal
@@ -36,6 +38,7 @@ from agent.relay.ports import Phase
 from agent.sampling.files import Roots
 from agent.settings.load import Settings
 from agent.settings.manifest import read_manifests
+from agent.settings.unread import ENDPOINTS
 from agent.store.folders import Folders
 from agent.store.secrets import secrets_folder
 from router_core.policy.placement import PlacementPolicy
@@ -112,8 +115,10 @@ class Assembly:
         )
         self._build_admin()
         self.membership.subscribe_addresses(self.mesh.told_addresses)
+        self.membership.count_also(lambda member: self.mesh.driver.dialled_links(member.id16))
+        self.membership.count_also(lambda member: self.relay.pool.open_to(member.node_id))
         for members_changed in (
-            self.relay.targets.members_changed,
+            self.relay.members_changed,
             self.placement.viewing.members_changed,
             self.mesh.driver.roster_changed,
         ):
@@ -140,6 +145,7 @@ class Assembly:
             said=self._said,
             told_mesh=self._told_mesh,
         )
+        self.in_force = InForce(self.settings, self.folders.config, self.placement.read)
         self.reloading = Reloading(
             self.folders.config,
             secrets_folder(self.folders.state),
@@ -148,6 +154,7 @@ class Assembly:
             endpoints=OwnEndpoints(
                 self.host.engines, self.host.drains, read_credential=self.ground.secret, log=self.log
             ),
+            in_force=self.in_force,
             now=self.reload,
             log=self.log,
         )
@@ -193,6 +200,7 @@ class Assembly:
                     endpoints=host.engines.endpoints,
                     residency=host.residency.standings,
                     log_lines_lost=lambda: self.log.lost,
+                    waits_for_restart=lambda: self.reloading.waits,
                     host=host.measured,
                     clock=clock,
                 ),
@@ -202,6 +210,9 @@ class Assembly:
                 verbs={
                     **trust_verbs(self.membership, self.own.node_id, lambda: self.addresses, self.journal),
                     **drain_verbs(host.drains, host.engines.endpoints, self.journal),
+                    **config_verbs(
+                        self.settings.written, lambda: self.in_force.policy, self.in_force.waiting
+                    ),
                 },
                 log=self.log,
             ),

@@ -37,7 +37,8 @@ class PlacementRooms:
         """Raises ``RefuseToStart`` if the policy or what it names cannot be had."""
         self._ground = ground
         own, clock, name = ground.own, ground.clock, ground.settings.name
-        self.policy = self._read_policy()
+        self.read = self._read_policy()
+        self.policy = self.read.policy
         self._token = self._token_of(self.policy.authority)
         self.exchange_policy = ExchangePolicy()
         self.work = WatchedWork()
@@ -107,10 +108,10 @@ class PlacementRooms:
         self.policy = self.hold.policy = policy
         self.viewing.adopt(policy)
 
-    def _read_policy(self) -> PlacementPolicy:
+    def _read_policy(self) -> PolicyRead:
         read = load_policy(self._ground.folders.config)
         if isinstance(read, PolicyRead):
-            return read.policy
+            return read
         raise RefuseToStart("policy_refused", "; ".join(map(str, read)))
 
     def _token_of(self, policy: AuthorityPolicy) -> str | None:

@@ -1,7 +1,7 @@
 """The rooms that carry requests: from clients and peers, to engines and peers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from agent.assembly.ground import Ground
@@ -35,7 +35,9 @@ from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import Observer, Phase, Placer
 from agent.relay.wiring import Hands, Wiring
+from router_core.ids import Id16, MeshId, parse_node_id
 from router_core.policy.placement import PlacementPolicy
+from router_core.record.membership import Member
 
 
 def _session_headers(policy: PlacementPolicy) -> frozenset[bytes]:
@@ -160,6 +162,12 @@ class RelayRooms:
                 ),
             )
         ]
+
+    def members_changed(self, members: Mapping[Id16, Member], mesh_id: MeshId) -> None:
+        """The roster changed: whoever left it is not connected to any more."""
+        self.targets.members_changed(members, mesh_id)
+        known = {member.node_id for member in members.values()}
+        self.pool.drop(lambda owner: parse_node_id(owner) is not None and owner not in known)
 
     def adopt(self, policy: PlacementPolicy) -> None:
         """Name sessions as ``policy`` does."""

@@ -12,8 +12,8 @@ import msgspec
 
 from agent.admin.documents import CardDoc, NvmlDoc, StatusDoc
 from agent.cli import findings, gpu_findings
-from agent.cli.columns import columns
-from agent.cli.config import faults_of, unread
+from agent.cli.columns import columns, printable
+from agent.cli.config import faults_of
 from agent.cli.daemon_client import DaemonClient, Refused, Unreachable
 from agent.cli.exits import Exit
 from agent.cli.findings import Finding, FolderFacts, Health
@@ -22,6 +22,7 @@ from agent.cli.whose import SERVICE, folders_here
 from agent.sampling.driver import look_for_driver
 from agent.sampling.files import Roots
 from agent.settings.load import Settings, load
+from agent.settings.unread import unread
 from agent.store.folders import SOCKET_PATH_MOST, Folders
 
 CONNECT_S: Final = 1.0
@@ -50,7 +51,9 @@ def examine(folders: Folders, service_runtime: Path = SERVICE.runtime) -> Iterat
     yield from findings.folders(folder_facts(folders), _daemon_uid(folders))
     if len(os.fsencode(folders.admin_socket)) > SOCKET_PATH_MOST:
         yield findings.bad("folders", f"{folders.admin_socket} is longer than {SOCKET_PATH_MOST} bytes")
-    yield from findings.settings(faults_of(folders), str(folders.config), unread(folders.config))
+    yield from findings.settings(
+        faults_of(folders), str(folders.config), [printable(each) for each in unread(folders.config)]
+    )
     status: StatusDoc | None = None
     try:
         status = DaemonClient(folders.admin_socket).get("/v1/status", StatusDoc)

@@ -133,7 +133,7 @@ def _text(blocks: list[list[str]]) -> str:
 
 
 def _head(record: DecisionRecord, what: str) -> list[str]:
-    made = "" if record.wall_ms is None else f" at {_moment(record.wall_ms)}"
+    made = "" if record.at_ms is None else f" at {_moment(record.at_ms)}"
     return [
         f"{what} {record.id} for request {record.request_id}{made}, by policy {_policy(record)}",
         _asked(record),

@@ -172,6 +172,11 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
     own = next((member for member in status.members if member.me), None)
     yield good("daemon", f"{status.own.name} runs, version {status.own.version}, pid {status.own.pid}")
     yield from (bad("daemon", fault) for fault in status.own.faults)
+    if status.own.waits_for_restart:
+        keys = ", ".join(status.own.waits_for_restart)
+        yield odd(
+            "settings", f"{keys}: the file says another value by now, which a restart brings into force"
+        )
     if status.own.log_lines_lost:
         lost = count(status.own.log_lines_lost, "log line")
         yield odd("daemon", f"{lost} lost since it started: {_LOG_LOST}")

@@ -35,6 +35,8 @@ def status_text(status: StatusDoc) -> str:
         lines += ["", *(unfit(name, how_many) for name, how_many in own.unfit_names.items())]
     if own.host.pressed:
         lines += ["", *pressed_lines(own.host.pressed)]
+    if own.waits_for_restart:
+        lines += ["", f"waits for a restart: {', '.join(own.waits_for_restart)} (see pairmesh config show)"]
     if own.faults:
         lines += ["", *(f"fault: {fault}" for fault in own.faults)]
     return "\n".join(printable(line) for line in lines) + "\n"
@@ -90,13 +92,18 @@ def _row(member: MemberDoc, troubles: Mapping[str, str]) -> tuple[str, ...]:
         f"{member.called}{'*' if member.me else ''}",
         state_of(member),
         UNKNOWN if member.age_ms is None else seconds(member.age_ms / 1_000),
-        member.level or UNKNOWN,
+        _level(member),
         ", ".join(_engine(engine, troubles) for engine in member.engines) or UNKNOWN,
         ", ".join(warm_models(member)) or UNKNOWN,
         UNKNOWN if member.in_flight is None else str(member.in_flight),
         UNKNOWN if member.gen_tps is None else f"{member.gen_tps:.0f}",
         _link(member),
     )
+
+
+def _level(member: MemberDoc) -> str:
+    pressed = f" ({', '.join(member.pressed)})" if member.pressed else ""
+    return f"{member.level or UNKNOWN}{pressed}"
 
 
 def state_of(member: MemberDoc) -> str:

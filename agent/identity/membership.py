@@ -49,6 +49,9 @@ OnChange = Callable[[Mapping[Id16, Member], MeshId], None]
 """Told after every change: everybody who may speak (this node aside) and the mesh they speak in. Another mesh id
 than before means: drop all links and foreign records, seal own ones anew."""
 
+Open = Callable[[Member], int]
+"""Tells how many connections to a member are open, beside those that listeners have admitted."""
+
 OnAddresses = Callable[[NodeId, tuple[Address, ...]], None]
 """Told where a member's own file says it can be reached, before the member is told of."""
 
@@ -62,6 +65,7 @@ class AddCode(Enum):
     BAD_CERT = "bad_cert"
     UNSUPPORTED_VERSION = "unsupported_version"
     ID_DIFFERS = "id_differs"
+    ID_NOT_WHOLE = "id_not_whole"
     SELF = "self"
     MESH_MISMATCH = "mesh_mismatch"
     FULL = "full"
@@ -89,7 +93,7 @@ class RemoveCode(Enum):
 
 
 class Removed(Struct, frozen=True, kw_only=True):
-    """``aborted`` counts the connections that were cut."""
+    """``aborted`` counts the connections that were open, all of which are cut."""
 
     code: RemoveCode
     node_id: NodeId | None = None
@@ -135,6 +139,7 @@ class Membership:
         self._roster = Roster(own.key.key32, MeshId(own.mesh.mesh_id), limit=limit)
         self._subscribers: list[OnChange] = []
         self._address_subscribers: list[OnAddresses] = []
+        self._open: list[Open] = []
         self._changing = asyncio.Lock()
         self._unsaved: dict[NodeId, RosterFile] = {}
         self._unsaved_cause: str | None = None
@@ -175,6 +180,9 @@ class Membership:
     def subscribe_addresses(self, on_addresses: OnAddresses) -> None:
         self._address_subscribers.append(on_addresses)
 
+    def count_also(self, open_to: Open) -> None:
+        self._open.append(open_to)
+
     def find(self, ref: str) -> list[Member]:
         """The members that ``ref`` names: a node id, a prefix of at least 8 characters, ``@name`` or ``@name~xxxx``."""
         if ref.startswith("@"):
@@ -213,7 +221,9 @@ class Membership:
             member = parse_member_file(content)
         except RemoteFault as fault:
             return Added(code=AddCode(fault.reason))
-        if parse_node_id(expected) != member.node_id:
+        if parse_node_id(expected) is None:
+            return Added(code=AddCode.ID_NOT_WHOLE, node_id=member.node_id)
+        if expected != member.node_id:
             return Added(code=AddCode.ID_DIFFERS, node_id=member.node_id)
         if member.id32 == self.own.id32:
             return Added(code=AddCode.SELF, node_id=member.node_id)
@@ -239,15 +249,16 @@ class Membership:
             assert verdict is Verdict.ACCEPTED, verdict
             stored = await self._store_or_retry(roster.entries[member.id16])
             self._roster = roster
+            cut = self._admittance.count(member.id16) + sum(open_to(member) for open_to in self._open)
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._peer_files.forget, member.node_id)
             await self._install()
             self._tell()
         if self._admittance.count(member.id16):
             await asyncio.sleep(self._flush_s)
-        aborted = self._admittance.abort(member.id16)
+        self._admittance.abort(member.id16)
         code = RemoveCode.REMOVED if stored else RemoveCode.REMOVED_NOT_STORED
-        return Removed(code=code, node_id=member.node_id, aborted=aborted)
+        return Removed(code=code, node_id=member.node_id, aborted=cut)
 
     @property
     def _claim(self) -> MeshClaim:

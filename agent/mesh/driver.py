@@ -324,6 +324,10 @@ class Driver:
         """Sockets held for links, those that are closing included."""
         return len(self._links)
 
+    def dialled_links(self, peer: Id16) -> int:
+        """Links to ``peer`` that this node dialled."""
+        return sum(link.peer == peer and link.dialled is not None for link in self._links)
+
     def counted(self) -> Counted:
         """Totals of traffic since start."""
         return self._traffic.snapshot()

@@ -59,7 +59,8 @@ class DryRuns:
             session=session,
             pin=pin,
         )
-        return decide(request, fleet, placing.policy, now, self._rng, full=True).record
+        record = decide(request, fleet, placing.policy, now, self._rng, full=True).record
+        return replace(record, at_ms=placing.clock.wall_ms())
 
     def replay(self, record: DecisionRecord, policy: PlacementPolicy | None) -> DecisionRecord:
         """The choice of ``record`` again, by ``policy``, else the one in force. Raises ``NotReplayable``."""

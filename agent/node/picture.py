@@ -49,6 +49,7 @@ class NodePicture:
         endpoints: Callable[[], Mapping[str, EndpointStatus]],
         residency: Callable[[], Standings | None],
         log_lines_lost: Callable[[], int],
+        waits_for_restart: Callable[[], tuple[str, ...]],
         host: Callable[[], HostDoc],
         clock: Clock,
     ) -> None:
@@ -63,6 +64,7 @@ class NodePicture:
         self._endpoints = endpoints
         self._residency = residency
         self._log_lines_lost = log_lines_lost
+        self._waits_for_restart = waits_for_restart
         self._host = host
         self._clock = clock
         self._began_ms = clock.boot_ms()
@@ -108,6 +110,7 @@ class NodePicture:
                 residency=_residency_doc(self._residency()),
                 label=self._board.current.labels[membership.own.node_id],
                 log_lines_lost=self._log_lines_lost(),
+                waits_for_restart=self._waits_for_restart(),
                 host=self._host(),
             ),
             members=members_of(

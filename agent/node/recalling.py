@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from agent.node.placing import Placing
 from agent.observe.journal import Journal
 from router_core.placement.record import DecisionRecord
@@ -30,5 +32,6 @@ class Recalling:
         self._settle()
         under_way = self._placing.open.get(decision_id)
         if under_way is not None and under_way.decision is not None:
-            return under_way.decision.record
+            record, clock = under_way.decision.record, self._placing.clock
+            return replace(record, at_ms=clock.wall_ms() - (clock.boot_ms() - record.boot_ms))
         return await self._journal.get(decision_id)

@@ -4,7 +4,8 @@ the credentials that they name.
 Files are looked at every ``POLL_S`` and read once they have not changed between two looks, so that a half-written one
 is not believed; SIGHUP has them read at once. They are read again when an endpoint has left, as one that was refused
 may have room then. A policy that is refused leaves the old one in force; what is wrong stays told until it is mended.
-``pairmesh.toml`` is not followed: its settings need a new start.
+``pairmesh.toml`` is not followed: its settings need a new start, and which wait for one is told, as is a file that
+nobody reads, whose name may be misspelt.
 """
 
 import asyncio
@@ -13,14 +14,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from agent.node.endpoints import OwnEndpoints
+from agent.node.in_force import Changed, InForce
 from agent.observe.log import Log
+from agent.settings.fault import Fault
+from agent.settings.load import FILE
 from agent.settings.manifest import ManifestsRead, read_manifests
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
+from agent.settings.unread import ENDPOINTS, unread
 from agent.store.folders import RefuseToStart
 from router_core.policy.placement import PlacementPolicy
 
 POLL_S = 2.0
-ENDPOINTS = "endpoints"
 FAULTS_MOST = 64
 """So many faults are told; each is a line of the log and of the status."""
 
@@ -47,7 +51,8 @@ class Settling:
 
 class Reloading:
     """``current`` is the policy in force, ``swap`` puts another in its place or raises ``RefuseToStart``, and reads anew
-    what the same one names; ``secrets`` is the folder of the credentials; ``now`` is set to have all files read."""
+    what the same one names; ``secrets`` is the folder of the credentials; ``in_force`` holds what was read last;
+    ``now`` is set to have all files read."""
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Reloading:
         current: Callable[[], PlacementPolicy],
         swap: Callable[[PlacementPolicy], None],
         endpoints: OwnEndpoints,
+        in_force: InForce,
         now: asyncio.Event,
         log: Log,
     ) -> None:
@@ -65,10 +71,14 @@ class Reloading:
         self._current = current
         self._swap = swap
         self._endpoints = endpoints
+        self._in_force = in_force
         self._now = now
         self._log = log
         self.faults: tuple[str, ...] = ()
         """What is wrong with the files as they are now."""
+        self.waits: tuple[str, ...] = ()
+        """Settings of ``pairmesh.toml`` that the next start would change."""
+        self._unread: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Follow the folder until cancelled."""
@@ -81,7 +91,10 @@ class Reloading:
             if settling.is_due(look, asked=asked):
                 await self._read()
                 if asked or settling.read is not None:
-                    self._log.info("config.reloaded", policy=self._current().hash, faults=len(self.faults))
+                    waits = {"waits_for_restart": self.waits} if self.waits else {}
+                    self._log.info(
+                        "config.reloaded", policy=self._current().hash, faults=len(self.faults), **waits
+                    )
                 settling.read = look
             if self._endpoints.sweep() and self.faults:
                 settling.read = None
@@ -93,6 +106,7 @@ class Reloading:
         policy = await asyncio.to_thread(load_policy, self._folder)
         manifests = await asyncio.to_thread(read_manifests, self._folder / ENDPOINTS)
         faults = self._take_policy(policy) if isinstance(policy, PolicyRead) else _refusals(policy)
+        faults += await self._look_at_settings()
         faults += manifest_faults(manifests)
         if manifests.listed:
             faults += await self._endpoints.follow(manifests.manifests)
@@ -104,9 +118,18 @@ class Reloading:
             self._swap(policy)
         except RefuseToStart as refused:
             return _refusals([refused])
+        self._in_force.policy = read
         if policy != before:
             self._log.info("policy.replaced", preset=policy.name, hash=policy.hash)
         return []
+
+    async def _look_at_settings(self) -> list[str]:
+        found, stray = await asyncio.to_thread(lambda: (self._in_force.waiting(), unread(self._folder)))
+        for each in sorted(set(stray) - self._unread):
+            self._log.warning("config.unread", file=each)
+        self._unread = frozenset(stray)
+        self.waits = tuple(each.key for each in found if isinstance(each, Changed))
+        return [f"{each} (a restart would be refused)" for each in found if isinstance(each, Fault)]
 
     def tell(self, faults: Iterable[str]) -> None:
         """Log what is newly wrong; ``faults`` is all there is."""
@@ -125,6 +148,9 @@ def look_at(folder: Path, secrets: Path) -> Look:
     """The versions of the files that are followed, as far as they can be looked at."""
     found = {}
     for path in (
+        folder,
+        folder / ENDPOINTS,
+        folder / FILE,
         folder / POLICY_FILE,
         *sorted((folder / ENDPOINTS).glob("*.toml")),
         *sorted(secrets.glob("*"))[:SECRETS_MOST],

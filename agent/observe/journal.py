@@ -108,9 +108,9 @@ class Journal:
         """
         ring = self._ring
         before = ring.pop(record.id, None)
-        if record.wall_ms is None:
-            wall_ms = before.at_ms if before is not None else self._clock.wall_ms()
-            record = replace(record, wall_ms=wall_ms)
+        if record.at_ms is None:
+            at_ms = before.at_ms if before is not None else self._clock.wall_ms()
+            record = replace(record, at_ms=at_ms)
         ring[record.id] = row = row_of(record)
         if len(ring) > limits.JOURNAL_RING:
             ring.popitem(last=False)
@@ -130,13 +130,13 @@ class Journal:
     async def get(self, decision_id: str) -> DecisionRecord | None:
         """One decision by its id, or None."""
         if (held := self._ring.get(decision_id)) is not None:
-            return self._decoded(held.body)
+            return self._decoded(held.at_ms, held.body)
         try:
-            body = await asyncio.to_thread(body_of, self._path, decision_id)
+            found = await asyncio.to_thread(body_of, self._path, decision_id)
         except sqlite3.Error as exc:
             self._log.warning("journal.unreadable", file=self._path, cause=cause_of(exc))
             return None
-        return None if body is None else self._decoded(body)
+        return None if found is None else self._decoded(*found)
 
     async def recent(
         self, limit: int, *, action: str | None = None, reason: str | None = None, since_ms: int | None = None
@@ -149,7 +149,7 @@ class Journal:
             if (action is None or row.action == action)
             and (reason is None or row.reason == reason)
             and (since_ms is None or row.at_ms >= since_ms)
-            and (record := self._decoded(row.body)) is not None
+            and (record := self._decoded(row.at_ms, row.body)) is not None
         )
         held = list(islice(matching, limit))
         if len(held) == limit:
@@ -162,7 +162,11 @@ class Journal:
             self._log.warning("journal.unreadable", file=self._path, cause=cause_of(exc))
             return held
         known = {record.id for record in held}
-        older = [record for body in stored if (record := self._decoded(body)) and record.id not in known]
+        older = [
+            record
+            for at_ms, body in stored
+            if (record := self._decoded(at_ms, body)) and record.id not in known
+        ]
         return (held + older)[:limit]
 
     async def audits(self, limit: int) -> list[AuditLine]:
@@ -196,9 +200,11 @@ class Journal:
         ):
             yield gauge_family(f"pairmesh_{name}", text, (), {(): value}, Shape.COUNTER)
 
-    def _decoded(self, body: bytes) -> DecisionRecord | None:
+    def _decoded(self, at_ms: int, body: bytes) -> DecisionRecord | None:
+        """A stored record; those of before had another clock's time in its place."""
         try:
-            return _DECODER.decode(body)
+            record = _DECODER.decode(body)
+            return record if record.at_ms == at_ms else replace(record, at_ms=at_ms)
         except msgspec.DecodeError as exc:
             self._log.warning("journal.record_unreadable", error=exc)
             return None
@@ -284,7 +290,7 @@ def row_of(record: DecisionRecord) -> Row:
     """``record`` as a row of the table; ``node`` is the node part of the chosen row."""
     return Row(
         id=record.id,
-        at_ms=record.wall_ms or 0,
+        at_ms=record.at_ms or 0,
         request_id=record.request_id,
         action=record.action.value,
         reason=record.reason.value,

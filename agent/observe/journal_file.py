@@ -150,23 +150,27 @@ def _bytes(db: sqlite3.Connection) -> tuple[int, int]:
     return (pages - free) * size, free * size
 
 
-def body_of(path: Path, decision_id: str) -> bytes | None:
+Body = tuple[int, bytes]
+"""A stored record with when it was made, wall time in ms."""
+
+
+def body_of(path: Path, decision_id: str) -> Body | None:
     """The stored record of one decision. Raises ``sqlite3.Error``."""
     with _reading(path) as db:
-        found = db.execute("select body from decisions where id = ?", (decision_id,)).fetchone()
-    return None if found is None else bytes(found[0])
+        found = db.execute("select at_ms, body from decisions where id = ?", (decision_id,)).fetchone()
+    return None if found is None else (int(found[0]), bytes(found[1]))
 
 
 def bodies(
     path: Path, limit: int, *, action: str | None, reason: str | None, since_ms: int | None
-) -> list[bytes]:
+) -> list[Body]:
     """Stored records, newest first, that match what is given. Raises ``sqlite3.Error``."""
     wanted = {"action = ?": action, "reason = ?": reason, "at_ms >= ?": since_ms}
     terms = {term: value for term, value in wanted.items() if value is not None}
     where = f"where {' and '.join(terms)} " if terms else ""
-    query = f"select body from decisions {where}order by at_ms desc, rowid desc limit ?"
+    query = f"select at_ms, body from decisions {where}order by at_ms desc, rowid desc limit ?"
     with _reading(path) as db:
-        return [bytes(body) for (body,) in db.execute(query, (*terms.values(), limit))]
+        return [(int(at_ms), bytes(body)) for at_ms, body in db.execute(query, (*terms.values(), limit))]
 
 
 def audit_rows(path: Path, limit: int) -> list[AuditRow]:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from ipaddress import ip_address
 
 from agent.relay.accept import keep_watch
@@ -38,6 +39,16 @@ class Pool:
     @property
     def open_connections(self) -> int:
         return sum(self._open.values())
+
+    def open_to(self, owner: str) -> int:
+        """How many are open to an endpoint or a node."""
+        return sum(count for target, count in self._open.items() if target.owner == owner)
+
+    def drop(self, is_gone: Callable[[str], bool]) -> None:
+        """Close the idle connections of every owner that ``is_gone``."""
+        for target in [target for target in self._idle if is_gone(target.owner)]:
+            for connection in self._idle.pop(target):
+                connection.abort()
 
     def take(self, target: Target) -> UpstreamConnection | None:
         """An idle connection that should still be good."""

@@ -131,7 +131,6 @@ def record_of(decision: Decision) -> DecisionRecord:
     return DecisionRecord(
         decision.id,
         decision.request_id,
-        seen.at_ms,
         seen.router,
         policy.name,
         seen.seed.hex(),
@@ -148,6 +147,7 @@ def record_of(decision: Decision) -> DecisionRecord:
         margin,
         decision.degraded,
         alternatives,
+        boot_ms=seen.at_ms,
         policy_hash=policy.hash,
         names=names,
         authority=decision.authority,

@@ -173,7 +173,7 @@ NO_AUTHORITY = AuthorityNote()
 class DecisionRecord(Struct, frozen=True, gc=False):
     """Why one decision came out as it did.
 
-    ``at_ms`` is on the boot clock; ``wall_ms`` (set by who keeps the record) is for display only. ``margin`` is the
+    ``at_ms`` is wall time, set by who keeps the record, for display only; ``boot_ms`` is on the boot clock. ``margin`` is the
     score of the best other row minus that of the chosen one. ``attempts`` and ``outcome`` are added at the end.
     ``policy`` is the preset, ``policy_hash`` that of all its numbers. ``names`` says how people call the rows that are
     mentioned, ``@node/endpoint``.
@@ -181,7 +181,6 @@ class DecisionRecord(Struct, frozen=True, gc=False):
 
     id: str
     request_id: str
-    at_ms: int
     router: NodeId
     policy: str
     seed: str
@@ -200,7 +199,8 @@ class DecisionRecord(Struct, frozen=True, gc=False):
     alternatives: tuple[Alternative, ...]
     attempts: tuple[Attempt, ...] = ()
     outcome: Ending | None = None
-    wall_ms: int | None = None
+    at_ms: int | None = None
+    boot_ms: int = 0
     policy_hash: str = ""
     names: dict[str, str] = {}
     authority: AuthorityNote = NO_AUTHORITY

@@ -16,6 +16,7 @@ from router_core.placement.advice import led_by
 from router_core.placement.choose import ROUNDING, action_of, alternatives_of, choose, field_of, reason_of
 from router_core.placement.decision import ALTERNATIVES
 from router_core.placement.explore import explored
+from router_core.placement.hints import parse_ref
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import BACKUP, Candidate, DecisionRecord, Estimate, Factors
 from router_core.placement.request import Endpoint, HintNote
@@ -128,8 +129,20 @@ def _noted(note: HintNote, chosen: Endpoint, names: Mapping[Endpoint, str]) -> H
     """What became of a hint; of a preference for a row in the running that is whether ``chosen`` is what it names."""
     if note.hint != "prefer" or note.outcome not in _RUNNING:
         return note
-    met = any(f"{name}/".startswith(f"{note.ref}/") for name in (chosen, names.get(chosen, "")))
+    met = note.ref is not None and _means(note.ref, chosen, names.get(chosen, ""))
     return replace(note, outcome=HintOutcome.HONOURED if met else HintOutcome.OUTSCORED)
+
+
+def _means(ref: str, row: Endpoint, label: str) -> bool:
+    """True if ``ref`` names ``row``, which people call ``label``."""
+    meant = parse_ref(ref)
+    node, _, endpoint = row.partition("/")
+    if meant is None or meant.endpoint not in (None, endpoint):
+        return False
+    if meant.node_id is not None:
+        return meant.node_id == node
+    name = label.removeprefix("@").partition("/")[0].partition("~")[0]
+    return meant.name == name and node.startswith(meant.mark)
 
 
 def _weighed(f: Factors, weights: Weights) -> float:

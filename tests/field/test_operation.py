@@ -2,12 +2,14 @@
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import resource
 import signal
 import socket
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from hashlib import sha256
@@ -370,3 +372,81 @@ async def test_a_journal_with_other_tables_than_its_number_says_is_replaced(tmp_
             assert code == 0
         assert (node.state / "journal.sqlite.corrupt").exists()
         assert f'"file":"{node.state}/journal.sqlite"' in node.log.read_text()
+
+
+# --- what operators are told ---------------------------------------------------------------------------------
+
+
+async def test_a_reload_tells_what_waits_for_a_restart(tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    async with running(node):
+        assert node.process is not None
+        toml = node.config / "pairmesh.toml"
+        before = toml.read_text()
+        toml.write_text(before.replace("[api]\n", '[api]\nhosts = ["box.lan:11433"]\n'))
+        (node.config / "policy.toml").write_text('preset = "latency"\n')
+        node.process.send_signal(signal.SIGHUP)
+        await wait_for(lambda: _said(node, "config.reloaded"), 5, "the reload is told")
+        assert '"waits_for_restart":["api.hosts"]' in node.log.read_text()
+        _, shown, _ = await node.cli("config", "show")
+        in_force, _, waits = shown.partition("these wait for a restart:")
+        assert "hosts = []  # default" in in_force
+        assert 'api.hosts = ["box.lan:11433"]  # pairmesh.toml; in force: []' in waits
+        assert 'preset = "latency"  # policy.toml' in in_force
+        assert "waits for a restart: api.hosts" in (await node.cli("status"))[1]
+        assert re.search(r"^odd +settings +api.hosts", (await node.cli("doctor"))[1], re.M)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{node.api}/v1/models", headers={"host": "box.lan:11433"}) as reply,
+        ):
+            assert reply.status == 403, "as it says, the name is not in force"
+        toml.write_text("nmae = 3\n")
+        (node.config / "polcy.toml").write_text("")
+        await wait_for(lambda: _said(node, "config.unread"), 8, "a misspelt file is told")
+        assert "pairmesh.toml: nmae: unknown key" in node.log.read_text()
+        assert "hosts = []  # default" in (await node.cli("config", "show"))[1]
+        toml.write_text(before)
+
+
+async def test_trust_says_what_it_wants_and_what_it_did(tmp_path: Path) -> None:
+    alpha, beta = (
+        Node(name=name, ip=f"127.0.0.{n}", base=tmp_path / name) for n, name in ((2, "alpha"), (3, "beta"))
+    )
+    meet(alpha, beta)
+    async with running(alpha), running(beta):
+        _, file, _ = await beta.cli("trust", "export")
+        (tmp_path / "beta.trust").write_text(file)
+        short = re.search(r"beta \((\S+)\)", (await beta.cli("status"))[1])
+        assert short is not None
+        code, _, said = await alpha.cli("trust", "add", str(tmp_path / "beta.trust"), "--id", short.group(1))
+        assert (code, "whole id" in said) == (1, True)
+        assert "do not trust" not in said
+        await paired(alpha, beta)
+
+        async def linked() -> bool:
+            seen = [(await alpha.members()).get("beta"), (await beta.members()).get("alpha")]
+            return all(each is not None and each["link"]["state"] == "up" for each in seen)
+
+        await wait_for(linked, 15, "both links")
+        _, said, _ = await alpha.cli("trust", "remove", beta.node_id)
+        assert "; 1 of its connections cut" in said
+        await wait_for(lambda: _said(beta, "member.suspect"), 20, "its link is gone")
+
+
+async def test_a_decision_says_when_it_was_made_in_epoch_time(tmp_path: Path) -> None:
+    engine = OpenAiEngine()
+    async with engine.serving() as url:
+        node = a_node(tmp_path, url)
+        async with running(node):
+            await ready(node)
+            before = time.time_ns() // 1_000_000
+            reply = await chat(node)
+            after = time.time_ns() // 1_000_000
+            decision_id = reply.headers["x-pairmesh-decision-id"]
+            told = await node.get(f"/v1/decisions/{decision_id}")
+            listed = (await node.get("/v1/decisions"))["decisions"][0]
+            _, said, _ = await node.cli("explain", "--model", "m", "--json")
+            dry = json.loads(said)
+            for each in (told, listed):
+                assert before - 1_000 <= each["at_ms"] <= after + 1_000
+            assert abs(dry["at_ms"] - after) < 10_000

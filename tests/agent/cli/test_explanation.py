@@ -145,7 +145,7 @@ def test_a_cold_choice_says_that_it_loads_first() -> None:
 
 
 def test_when_it_was_decided_is_told_where_that_is_known() -> None:
-    assert " for request req-1 at 2026-11-30T05:18:29Z, by policy" in told(wall_ms=1_796_015_909_341)
+    assert " for request req-1 at 2026-11-30T05:18:29Z, by policy" in told(at_ms=1_796_015_909_341)
 
 
 def test_a_draw_among_rows_that_are_as_good_is_called_one() -> None:

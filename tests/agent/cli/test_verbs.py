@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import tomllib
 from argparse import ArgumentParser
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,11 +16,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.admin.config_verbs import config_verbs
 from agent.admin.questions import ExplainBody
 from agent.admin.trust_verbs import trust_verbs
 from agent.cli import VERBS, main, run
 from agent.cli.run import flags_of
 from agent.identity.membership import Membership
+from agent.node.in_force import InForce
+from agent.settings.load import Settings, load
+from agent.settings.policy import PolicyRead, load_policy
 from router_core.placement.reasons import Reason
 from router_core.placement.record import DecisionRecord
 from tests.agent.admin.daemon import Daemon
@@ -302,6 +308,68 @@ async def test_config_shows_and_checks_all_files(pairmesh: Host) -> None:
     assert (await pairmesh("config", "show"))[0] == 78
 
 
+async def test_a_credential_that_cannot_be_had_is_a_fault(pairmesh: Host) -> None:
+    (pairmesh.config / "endpoints").mkdir()
+    manifest = 'engine = "openai"\nurl = "http://127.0.0.1:9"\ncredential = "key"\n'
+    (pairmesh.config / "endpoints" / "vllm.toml").write_text(manifest)
+    folder = pairmesh.state / "credentials"
+    code, _, err = await pairmesh("config", "check")
+    assert (code, err) == (
+        78,
+        f"pairmesh: endpoints: vllm: credential: the file that it names in {folder} cannot be read\n",
+    )
+    assert re.search(r"^bad +settings +endpoints: vllm: credential", (await pairmesh("doctor"))[1], re.M)
+    folder.mkdir()
+    (folder / "key").write_text("")
+    assert "is empty" in (await pairmesh("config", "check"))[2]
+    (folder / "key").write_text("secret")
+    assert (await pairmesh("config", "check"))[0] == 0
+    policy = '[authority]\nmode = "advisory"\nurl = "http://127.0.0.1:9/"\ncredential = "other"\n'
+    (pairmesh.config / "policy.toml").write_text(policy)
+    code, _, err = await pairmesh("config", "check")
+    assert (code, "policy.toml: authority.credential: the file that it names" in err) == (78, True)
+
+
+async def test_config_show_tells_what_is_in_force_and_apart_what_waits(pairmesh: Host) -> None:
+    started = load(pairmesh.config, host_name="atlas", flags={"name": "flagged"})
+    policy = load_policy(pairmesh.config)
+    assert isinstance(started, Settings)
+    assert isinstance(policy, PolicyRead)
+    in_force = InForce(started, pairmesh.config, policy)
+    verbs = config_verbs(started.written, lambda: in_force.policy, in_force.waiting)
+    async with Daemon(pairmesh.runtime, verbs=verbs):
+        await _shows_what_waits(pairmesh, policy.policy.hash)
+
+
+async def _shows_what_waits(pairmesh: Host, policy_hash: str) -> None:
+    code, out, _ = await pairmesh("config", "show")
+    assert (code, out.splitlines()[0]) == (0, "# in force")
+    assert 'name = "flagged"  # flags' in out
+    assert "wait for a restart" not in out
+
+    (pairmesh.config / "pairmesh.toml").write_text('name = "file"\n[api]\nhosts = ["box:1"]\n')
+    (pairmesh.config / "policy.toml").write_text('preset = "latency"\n')
+    _, out, _ = await pairmesh("config", "show")
+    before, _, after = out.partition("these wait for a restart:\n")
+    assert "hosts = []  # default" in before
+    assert f"# policy.toml, hash {policy_hash}" in before
+    assert after == '# api.hosts = ["box:1"]  # pairmesh.toml; in force: []\n'
+    shown = json.loads((await pairmesh("config", "show", "--json"))[1])
+    assert shown["pairmesh.toml"]["api.hosts"] == {"value": [], "source": "default"}
+    assert list(shown["waiting"]) == ["api.hosts"]
+    assert tomllib.loads(before)["api"]["hosts"] == []
+
+    (pairmesh.config / "pairmesh.toml").write_text("nmae = 3\n")
+    code, out, _ = await pairmesh("config", "show")
+    assert (code, "a restart would be refused" in out) == (0, True)
+
+
+async def test_without_a_daemon_config_show_says_whose_word_it_is(pairmesh: Host) -> None:
+    _, out, _ = await pairmesh("config", "show")
+    assert out.startswith(f"# by the files in {pairmesh.config}, for a daemon that is started now (no daemon")
+    assert json.loads((await pairmesh("config", "show", "--json"))[1])["daemon"] is False
+
+
 async def test_more_manifests_than_are_followed_are_a_fault(pairmesh: Host) -> None:
     (pairmesh.config / "endpoints").mkdir()
     for number in range(17):
@@ -312,15 +380,32 @@ async def test_more_manifests_than_are_followed_are_a_fault(pairmesh: Host) -> N
 
 
 async def test_files_that_nobody_reads_are_named(pairmesh: Host) -> None:
-    (pairmesh.config / "llama.toml").write_text("")
-    (pairmesh.config / "endpoints").mkdir()
+    for name in (
+        "llama.toml",
+        "polcy.toml",
+        "Policy.toml",
+        "policy.tml",
+        "policy.toml.bak",
+        "pairmesh.toml~",
+        "notes.txt",
+    ):
+        (pairmesh.config / name).write_text("")
+    for folder in ("endpoints", "endpoint", "models", "tls"):
+        (pairmesh.config / folder).mkdir()
+    (pairmesh.config / "models" / "llama.toml").write_text("")
     for name in ("ollama.conf", "old.toml.off", ".llama.toml.swp", "on\x1b.cfg"):
         (pairmesh.config / "endpoints" / name).write_text("")
     code, out, _ = await pairmesh("config", "check")
     assert (code, out.splitlines()[1:]) == (
         0,
         [
+            "note: Policy.toml is not read: did you mean policy.toml?",
+            "note: endpoint/ is not read: did you mean endpoints/?",
             "note: llama.toml is not read: manifests lie in endpoints/",
+            "note: models/ is not read: manifests lie in endpoints/",
+            "note: notes.txt is not read: this folder holds pairmesh.toml, policy.toml and endpoints/",
+            "note: polcy.toml is not read: did you mean policy.toml?",
+            "note: policy.tml is not read: did you mean policy.toml?",
             "note: endpoints/ollama.conf is not read: the name of a manifest ends in .toml",
             "note: endpoints/on\\x1b.cfg is not read: the name of a manifest ends in .toml",
         ],

@@ -6,6 +6,7 @@ import pytest
 
 from agent.identity.membership import AddCode, RemoveCode
 from agent.store.members import PeerFiles
+from router_core.ids import short_id
 from router_core.record.state import Role
 from router_core.trust.statements import FULL_MEMBER
 from tests.support.members import Node, introduce, start_node
@@ -77,7 +78,8 @@ async def test_what_is_not_the_expected_node_is_not_added(tmp_path):
     here, there = await nodes(tmp_path, "here", "there")
     add = here.membership.add
     assert (await add(there.file(), here.own.node_id)).code is AddCode.ID_DIFFERS
-    assert (await add(there.file(), there.own.node_id[:8])).code is AddCode.ID_DIFFERS
+    for part in (there.own.node_id[:8], short_id(there.own.node_id), there.own.node_id.upper()):
+        assert (await add(there.file(), part)).code is AddCode.ID_NOT_WHOLE
     assert (await add(here.file(), here.own.node_id)).code is AddCode.SELF
     assert (await add(b"{}", there.own.node_id)).code is AddCode.MALFORMED
     assert (here.changes, ids(here)) == ([], set())

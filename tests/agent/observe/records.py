@@ -49,7 +49,7 @@ def record(decision_id: str = "A" * 26) -> DecisionRecord:
     return DecisionRecord(
         id=decision_id,
         request_id="req-1",
-        at_ms=5_000,
+        boot_ms=5_000,
         router=NodeId("a" * 52),
         policy="balanced",
         policy_hash="3f2a91c0" * 4,

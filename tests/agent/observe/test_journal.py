@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -68,7 +69,7 @@ async def test_a_decision_is_found_by_its_id_now_and_after_a_restart(path: Path)
         shelf.journal.put(record("A" * 26))
         found = await shelf.journal.get("A" * 26)
         assert found is not None
-        assert found.wall_ms == WALL
+        assert found.at_ms == WALL
     async with Shelf(path) as shelf:
         assert await shelf.journal.get("A" * 26) == found
         assert await shelf.journal.get("B" * 26) is None
@@ -85,7 +86,7 @@ async def test_the_record_with_its_outcome_replaces_the_one_without(path: Path) 
     async with Shelf(path) as shelf:
         (found,) = await shelf.journal.recent(10)
         assert found.outcome == ended.outcome
-        assert found.wall_ms == WALL
+        assert found.at_ms == WALL
 
 
 async def test_recent_is_newest_first_across_memory_and_file_and_filters(path: Path) -> None:
@@ -261,6 +262,18 @@ async def test_audit_lines_are_kept_and_logged(path: Path) -> None:
         assert shelf.events() == ["trust.added", "trust.removed"]
 
 
+async def test_a_record_of_a_version_that_told_another_clock_tells_when_it_was_made(path: Path) -> None:
+    made = msgspec.to_builtins(record("A" * 26)) | {"at_ms": 5_000, "wall_ms": WALL}
+    del made["boot_ms"]
+    file = JournalFile(path)
+    file.write([replace(row("A" * 26, WALL), body=msgspec.msgpack.encode(made))], [])
+    file.close()
+    async with Shelf(path) as shelf:
+        for found in (await shelf.journal.get("A" * 26), *await shelf.journal.recent(9)):
+            assert found is not None
+            assert (found.at_ms, found.boot_ms) == (WALL, 0)
+
+
 async def test_an_unreadable_body_is_left_out(path: Path) -> None:
     async with Shelf(path) as shelf:
         shelf.journal.put(record("A" * 26))
@@ -324,7 +337,7 @@ def test_a_file_of_an_earlier_version_is_used_with_the_pages_it_has(path: Path) 
     file.trim(0)
     file.close()
     assert pages_of(path)[2] == 4_096
-    assert (body_of(path, "old"), body_of(path, "new")) == (b"\x01", b"x" * 10)
+    assert (body_of(path, "old"), body_of(path, "new")) == ((1, b"\x01"), (2, b"x" * 10))
 
 
 async def test_the_thread_ends_with_the_journal(path: Path) -> None:
@@ -359,8 +372,6 @@ def row(row_id: str, at_ms: int, size: int = 10) -> Row:
 
 
 def test_a_record_survives_its_encoding() -> None:
-    import msgspec
-
     made = record("A" * 26)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=DecisionRecord) == made
     assert msgspec.json.decode(msgspec.json.encode(made), type=DecisionRecord) == made
