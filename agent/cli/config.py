@@ -175,14 +175,16 @@ def _check(as_json: bool) -> int:
     folders = folders_here()
     faults = faults_of(folders)
     if as_json:
-        print(json.dumps({"folder": str(folders.config), "faults": faults}, indent=2))
+        told = {"folder": str(folders.config), "faults": faults, "unread": unread(folders.config)}
+        print(json.dumps(told, indent=2))
         return Exit.CONFIG if faults else Exit.OK
+    notes = [f"note: {printable(each)}" for each in unread(folders.config)]
     if faults:
-        return report(faults)
+        return report([*faults, *notes])
     exists = "" if folders.config.exists() else ": there is no such folder, so everything is as by default"
     print(f"no fault in {folders.config}{exists}")
-    for each in unread(folders.config):
-        print(f"note: {printable(each)}")
+    for note in notes:
+        print(note)
     return Exit.OK
 
 
