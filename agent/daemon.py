@@ -18,7 +18,6 @@ from agent.effects.descriptors import raise_limit
 from agent.effects.tasks import keep_running
 from agent.identity.own import load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
-from agent.mesh.discovery import announced_addresses
 from agent.node.listening import refusal
 from agent.node.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
@@ -103,7 +102,6 @@ class Daemon:
     async def _run(self, signals: Signals) -> int:
         node, settings = self._node, self._node.settings
         notifier = Notifier.from_env(os.environ, os.getpid())
-        node.addresses = await asyncio.to_thread(node.ports.told)
         await node.admin.listen_socket(node.folders.admin_socket)
         try:
             await node.admin.listen_tcp(settings.admin.hosts[0], settings.admin.port)
@@ -124,13 +122,15 @@ class Daemon:
             "config": node.reloading.run,
             "ingress tick": node.relay.ingress_roll.run,
             "residency": node.host.residency.run,
-            "discovery": lambda: node.mesh.discovery.run(partial(announced_addresses, settings.mesh.listen)),
-            "addresses": self._follow_addresses,
+            "discovery": lambda: node.mesh.discovery.run(node.mesh.announced),
+            "addresses": lambda: node.mesh.own.follow(node.moved),
             "review": lambda: review_on_change(node.placement.board, node.relay.wiring),
             "lateness": lambda: watch_lateness(node.relay.wiring),
             "watchdog": lambda: keep_watchdog(notifier, self._parts(), self._stale),
             "log": self._sum_up_log,
         }
+        if settings.router:
+            optional["probes"] = node.relay.probing.run
         loops = vital | {name: keep_running(name, loop, node.part_failed) for name, loop in optional.items()}
         ending = asyncio.create_task(signals.stop.wait(), name="stop")
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -159,11 +159,6 @@ class Daemon:
         await node.tasks.aclose()
         node.log.info("stopped", clean=clean)
         return ExitCode.OK if clean and ending in ended else ExitCode.FAILED
-
-    async def _follow_addresses(self) -> None:
-        while True:
-            await asyncio.sleep(10.0)
-            self._node.addresses = await asyncio.to_thread(self._node.ports.told)
 
     async def _sum_up_log(self) -> None:
         while True:

@@ -46,6 +46,19 @@ class ShunDoc(Struct, frozen=True, kw_only=True):
     left_ms: int
 
 
+class RequestsDoc(Struct, frozen=True, kw_only=True):
+    """Whether a member takes requests from here, by what connecting to it showed: ``state`` is ``ok``, ``unreachable`` or
+    ``unknown``; ``why`` in a word, for ``for_ms`` already, at ``port`` of the addresses ``at``. ``left_out`` are addresses
+    that it tells and that are not dialled, by reason: ``not_allowed``, ``own`` or ``not_dialable``."""
+
+    state: str
+    why: str | None = None
+    for_ms: int | None = None
+    at: tuple[str, ...] = ()
+    port: int | None = None
+    left_out: dict[str, tuple[str, ...]] = {}
+
+
 class ResidentDoc(Struct, frozen=True, kw_only=True):
     model: str
     engine: str | None
@@ -76,7 +89,7 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     """One node. ``in_flight`` sums the engines' running (else ours); ``gen_tps`` is the fastest learned
     single-stream speed of what is resident; ``age_ms`` is the age of its newest state here; ``shun``: it gets no
     requests, whatever it says. ``label`` is the name, marked by the first characters of the id where others have it too;
-    ``pressed`` are the resources behind a level of ``high`` or ``critical``."""
+    ``pressed`` are the resources behind a level of ``high`` or ``critical``, ``requests`` is None of the own node."""
 
     name: str
     id: str
@@ -99,6 +112,7 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     shun: ShunDoc | None = None
     label: str = ""
     pressed: tuple[str, ...] = ()
+    requests: RequestsDoc | None = None
 
     @property
     def called(self) -> str:
@@ -217,7 +231,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
     cannot be told, so that nobody is offered them, ``more_models`` how many of its list are not looked at,
     ``untold_models`` how many more this node has than it can tell;
-    ``troubles``: by endpoint, in a word why it takes no requests.
+    ``troubles``: by endpoint, in a word why it takes no requests; ``told``: the addresses others are told to reach it at.
     ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
     nobody got, ``host`` is what was measured here, ``waits_for_restart`` the settings whose value in the file is another
     one by now."""
@@ -244,6 +258,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     log_lines_lost: int = 0
     waits_for_restart: tuple[str, ...] = ()
     host: HostDoc = HostDoc()
+    told: tuple[str, ...] = ()
 
 
 class RosterDoc(Struct, frozen=True, kw_only=True):
@@ -269,15 +284,34 @@ def members_of(
     links: Mapping[Id16, LinkDoc],
     now: int,
     shuns: Mapping[Id16, ShunDoc] = {},
+    requests: Mapping[Id16, RequestsDoc] = {},
 ) -> tuple[MemberDoc, ...]:
     """One document per node of the view and per roster member not in it; own node first, then by name."""
-    docs = [member_doc(node, links.get(node.id16), now, shuns.get(node.id16)) for node in view.nodes.values()]
+    docs = [
+        member_doc(
+            node,
+            links.get(node.id16),
+            now,
+            shuns.get(node.id16),
+            None if node.is_self else requests.get(node.id16),
+        )
+        for node in view.nodes.values()
+    ]
     unseen = [m for m in roster if m.id16 not in view.nodes and m.id16 != view.me]
-    docs += [_unseen_doc(m, view.labels.get(m.node_id, m.name), links.get(m.id16)) for m in unseen]
+    docs += [
+        _unseen_doc(m, view.labels.get(m.node_id, m.name), links.get(m.id16), requests.get(m.id16))
+        for m in unseen
+    ]
     return tuple(sorted(docs, key=lambda doc: (not doc.me, doc.name, doc.id)))
 
 
-def member_doc(node: NodeView, link: LinkDoc | None, now: int, shun: ShunDoc | None = None) -> MemberDoc:
+def member_doc(
+    node: NodeView,
+    link: LinkDoc | None,
+    now: int,
+    shun: ShunDoc | None = None,
+    requests: RequestsDoc | None = None,
+) -> MemberDoc:
     """What this node believes about ``node``. Positions in V are read only against a matching S."""
     static, volatile = node.static, node.volatile
     engines = _engines(static, volatile)
@@ -305,6 +339,7 @@ def member_doc(node: NodeView, link: LinkDoc | None, now: int, shun: ShunDoc | N
         shun=shun,
         label=node.label,
         pressed=() if volatile is None else _pressed(volatile),
+        requests=requests,
     )
 
 
@@ -348,7 +383,7 @@ def names_of(kind: type[Role] | type[Flag], bits: int) -> tuple[str, ...]:
     return tuple(str(flag.name).lower() for flag in kind if bits & flag)
 
 
-def _unseen_doc(member: Member, label: str, link: LinkDoc | None) -> MemberDoc:
+def _unseen_doc(member: Member, label: str, link: LinkDoc | None, requests: RequestsDoc | None) -> MemberDoc:
     return MemberDoc(
         name=member.name,
         id=member.node_id,
@@ -368,6 +403,7 @@ def _unseen_doc(member: Member, label: str, link: LinkDoc | None) -> MemberDoc:
         in_flight=None,
         work_s=None,
         gen_tps=None,
+        requests=requests,
         label=label,
     )
 

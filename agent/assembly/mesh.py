@@ -7,14 +7,16 @@ from agent.assembly.ground import Ground
 from agent.board import Board
 from agent.effects.entropy import new_rng
 from agent.effects.tasks import Tasks
-from agent.engines.outside import IpAddress, Outside, beyond
+from agent.engines.outside import Outside, beyond
 from agent.identity.admittance import Admittance
 from agent.identity.keys import Ed25519Verifier, NodeKey
 from agent.identity.membership import Membership
 from agent.identity.tls import OwnFiles, TlsContexts
 from agent.mesh.addresses import AddressBook, AddressRules, Endpoint
-from agent.mesh.discovery import Discovery, interface_addresses, own_addresses
+from agent.mesh.discovery import Discovery
 from agent.mesh.driver import Driver, Told
+from agent.mesh.interfaces import IpAddress
+from agent.mesh.own_addresses import OwnAddresses
 from agent.mesh.shelf import MeshShelf
 from agent.observe.instruments import Alarms
 from agent.settings.load import MeshSettings
@@ -66,7 +68,8 @@ class TrustRooms:
 
 
 class MeshRooms:
-    """``heard`` gets what is heard of other nodes. ``outside`` tells which addresses are no node's."""
+    """``heard`` gets what is heard of other nodes, ``linked`` who a link was made to or lost. ``outside`` tells which
+    addresses are no node's. ``own`` looks first."""
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class MeshRooms:
         *,
         link_port: int,
         heard: Callable[[Sequence[ViewChange]], None],
+        linked: Callable[[Id16, bool], None],
     ) -> None:
         settings, own, clock = ground.settings.mesh, ground.own, ground.clock
         membership = trust.membership
@@ -91,22 +95,35 @@ class MeshRooms:
             clock.boot_ms(),
         )
         self.alarms = Alarms(ground.log, "mesh", self._called)
-        self.rules = AddressRules(
-            allow=settings.allow_networks, own=frozenset(own_addresses(settings.listen))
-        )
+        self.own = OwnAddresses(settings.listen, ground.settings.ingress, in_use=self._in_use)
+        self.rules = AddressRules(allow=settings.allow_networks, own=self.own)
+        self.book = AddressBook(self.rules, settings.peers)
         self.outside: Outside = beyond(self.addresses)
         self.driver = Driver(
             self.machine,
             clock=clock,
             tls=lambda: trust.contexts.client,
             source=settings.listen.ip if settings.listen.source is not None else None,
-            book=AddressBook(self.rules, settings.peers),
+            book=self.book,
             shelf=shelf,
-            told=Told(on_view=heard, notify=self.alarms.notify, failed=ground.failed),
+            told=Told(on_view=heard, notify=self.alarms.notify, failed=ground.failed, on_link=linked),
         )
         self.discovery = Discovery(
             own.node_id, link_port, sighted=self.driver.sighted, clock=clock, failed=ground.failed
         )
+        self._loopback = settings.listen.loopback
+
+    def announced(self) -> tuple[IpAddress, ...]:
+        """The own addresses to tell by multicast: none of a loopback listener."""
+        return () if self._loopback else self.own.ips
+
+    def moved(self) -> None:
+        """This host has other addresses than before."""
+        self.driver.moved(self.own)
+        self.discovery.moved()
+
+    def _in_use(self) -> frozenset[IpAddress]:
+        return self.driver.local_ips()
 
     def _called(self, id16: str) -> tuple[str, str] | None:
         """How people know the node whose id begins with the bytes ``id16`` (hex): its name and short id."""
@@ -116,9 +133,12 @@ class MeshRooms:
 
     def addresses(self) -> frozenset[IpAddress]:
         """Every address that nodes of the mesh tell, and all of this host."""
+        return self.own.all | self._told()
+
+    def _told(self) -> frozenset[IpAddress]:
         nodes = self._board.current.nodes.values()
         told = [addr.ip for node in nodes if node.static is not None for addr in node.static.addrs]
-        return frozenset(interface_addresses()) | {ip_address(ip) for ip in told if len(ip) in (4, 16)}
+        return frozenset(ip_address(ip) for ip in told if len(ip) in (4, 16))
 
     def told_addresses(self, node_id: NodeId, addresses: tuple[Address, ...]) -> None:
         """``node_id`` can be dialled there, as its member file or its operator says."""

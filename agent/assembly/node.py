@@ -41,6 +41,7 @@ from agent.settings.manifest import read_manifests
 from agent.settings.unread import ENDPOINTS
 from agent.store.folders import Folders
 from agent.store.secrets import secrets_folder
+from router_core.ids import Id16
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.membership import ViewChange
@@ -99,8 +100,15 @@ class Assembly:
         self._build_placement()
         self.member_log = MemberLog(lambda: self.placement.board.current, self.log)
         self.mesh = MeshRooms(
-            self.ground, self.trust, self.placement.board, link_port=self.ports.link_port, heard=self._heard
+            self.ground,
+            self.trust,
+            self.placement.board,
+            link_port=self.ports.link_port,
+            heard=self._heard,
+            linked=self._linked,
         )
+        self.mesh.own.look()
+        self.addresses = self.ports.told(self.mesh.own.ips)
         self._build_host()
         self.relay = RelayRooms(
             self.ground,
@@ -114,6 +122,9 @@ class Assembly:
             trace=self.trace,
         )
         self._build_admin()
+        self.relay.reach.subscribe(
+            lambda _node: self.placement.viewing.reach_changed(self.relay.reach.unreachable)
+        )
         self.membership.subscribe_addresses(self.mesh.told_addresses)
         self.membership.count_also(lambda member: self.mesh.driver.dialled_links(member.id16))
         self.membership.count_also(lambda member: self.relay.pool.open_to(member.node_id))
@@ -194,6 +205,10 @@ class Assembly:
                     mesh=lambda: self.mesh.machine.picture(clock.boot_ms()),
                     dial_faults=lambda: self.mesh.driver.dial_faults,
                     addresses=self.ports.shown,
+                    told=lambda: [str(ip) for ip in self.mesh.own.ips],
+                    reach=self.relay.reach,
+                    targets=self.relay.targets,
+                    unlinked=lambda peer: self.mesh.driver.left_out.get(peer, ()),
                     faults=self._faults,
                     policy=lambda: placement.fleet().policy,
                     drains=host.drains.docs,
@@ -248,6 +263,19 @@ class Assembly:
         self.placement.viewing.heard(changes)
         self.member_log.heard(changes)
         self.placement.holding.news()
+
+    def _linked(self, peer: Id16, opened: bool) -> None:
+        """A link was made or lost."""
+        self.relay.probing.linked(peer, opened)
+
+    def moved(self, elsewhere: bool) -> None:
+        """This host's addresses came, went (``elsewhere``) or changed their ranks: say so, and follow."""
+        self.log.info("addresses.changed", addresses=" ".join(map(str, self.mesh.own.ips)) or "none")
+        self.addresses = self.ports.told(self.mesh.own.ips)
+        if elsewhere:
+            self.mesh.moved()
+            self.relay.probing.moved()
+        self.host.speaking.addresses_moved()
 
     def _said(self, static: Static, volatile: Volatile) -> None:
         self.placement.viewing.said(static, volatile, OWN_DUE_MS)

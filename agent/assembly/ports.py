@@ -1,9 +1,10 @@
 """The ports that others reach this node by: taken before anything is built, given back last."""
 
 import socket
+from collections.abc import Sequence
 
 from agent.identity.member_file import addresses_of
-from agent.mesh.discovery import own_addresses
+from agent.mesh.interfaces import IpAddress
 from agent.node.listening import bind_all, shown
 from agent.settings.load import Settings
 from agent.store.folders import Folders
@@ -50,10 +51,9 @@ class Ports:
     def link_port(self) -> int:
         return int(self.link[0].getsockname()[1])
 
-    def told(self) -> tuple[Address, ...]:
-        """Where this node can be dialled; only what a peer may be told (ports below 1024 never are)."""
-        hosts = [str(ip) for ip in own_addresses(self._settings.mesh.listen)]
-        return addresses_of(hosts, self.link_port, int(self.ingress[0].getsockname()[1]))
+    def told(self, own: Sequence[IpAddress]) -> tuple[Address, ...]:
+        """Where this node can be dialled, whose addresses are ``own``."""
+        return addresses_of(list(map(str, own)), self.link_port, int(self.ingress[0].getsockname()[1]))
 
     def shown(self) -> dict[str, str]:
         """Where this node listens, by name."""

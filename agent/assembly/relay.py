@@ -14,12 +14,13 @@ from agent.effects.tasks import Tasks
 from agent.identity.admittance import Refusal
 from agent.identity.listener import Listener
 from agent.identity.routes import Port
-from agent.mesh.addresses import AddressBook
 from agent.mesh.door import Door
 from agent.node.gate import Gate
 from agent.node.listening import shown
 from agent.node.listing import FleetListing
 from agent.node.observing import EngineWaits, Observing
+from agent.node.probing import Probing
+from agent.node.reach import Reach
 from agent.node.showing import Showing, placer_of
 from agent.node.targets import NodeTargets
 from agent.node.trace import Trace, TracedObserver, TracedPlacer
@@ -63,18 +64,31 @@ class RelayRooms:
         clock, api = ground.clock, ground.settings.api
         membership, engines = trust.membership, host.engines
         self._node_id = ground.own.node_id
+        self.reach = Reach(clock)
         self.targets = NodeTargets(
             board=placement.board,
             endpoints=engines.endpoints,
             members=lambda: membership.members,
             contexts=trust.contexts,
-            book=AddressBook(mesh.rules),
+            book=mesh.book,
+            ways=mesh.driver.ways_to,
+            reach=self.reach,
             is_draining=lambda: phase() is Phase.DRAINING,
             outside=mesh.outside,
         )
         self.metrics = RelayMetrics()
         self.access = AccessLog(ground.log.lines, clock, human=ground.log.is_human)
         self.pool = Pool(asyncio.get_running_loop())
+        self.probing = Probing(
+            reach=self.reach,
+            targets=self.targets,
+            pool=self.pool,
+            members=lambda: membership.members,
+            is_linked=lambda peer: bool(mesh.driver.ways_to(peer)),
+            connect_ms=placement.exchange_policy.connect_ms,
+            clock=clock,
+            tasks=tasks,
+        )
         self.observing = Observing(
             placing=placement.placing,
             learning=placement.learning,

@@ -63,7 +63,8 @@ AGAINST: Final = {
     "adj": "no bonus from hint or session, or a looser match",
     "draw": "as good: the draw went the other way",
 }
-NOT_NEEDED: Final = {
+DETAILS: Final = {
+    "requests": "cannot be reached for requests, whatever its link says: see 'pairmesh doctor'",
     "better_match": "has another model, and the one asked for did well enough",
     "not_needed": "is outside the mesh, which did well enough",
 }
@@ -328,8 +329,8 @@ def _left_out(record: DecisionRecord) -> Iterator[str]:
 
 
 def _exclusion(row: Excluded) -> str:
-    if row.detail in NOT_NEEDED:
-        return NOT_NEEDED[row.detail]
+    if row.detail in DETAILS:
+        return DETAILS[row.detail]
     said = EXCLUSIONS.get(row.code, row.code.value)
     return f"{said} ({row.detail})" if row.detail else said
 

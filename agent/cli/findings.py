@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from agent.admin.documents import MemberDoc, StatusDoc
 from agent.cli.columns import count, duration
-from agent.cli.nodes import unfit
+from agent.cli.nodes import takes_no_requests, unfit
 from router_core import limits
 
 WALL_LEAST_MS: Final = 1_704_067_200_000
@@ -65,6 +65,18 @@ _TROUBLES: Final = {
     "url_refused": "has a url that leads where it must not: a cloud name to this host or its network, or the like",
     "identity_changed": "is another engine than its manifest says: see engine there",
 }
+_OPEN_PORT: Final = (
+    "on that host: 'ufw allow {port}/tcp', 'firewall-cmd --permanent --add-port={port}/tcp' and 'firewall-cmd --reload', "
+    "or 'nft insert rule inet filter input tcp dport {port} accept'"
+)
+_UNREACHED: Final = {
+    "timed_out": f"does not answer there, as behind a firewall that drops it: open the port {_OPEN_PORT}",
+    "refused": "refuses: a firewall there rejects the port, or ingress.listen there is another address or port; open it "
+    f"{_OPEN_PORT}",
+    "unreachable": "has no way there from here: check routes, VPN and the network of that host",
+    "identity_mismatch": "is answered by somebody else: see what uses the address and the port there",
+}
+"""By what connecting to a member's ingress came to."""
 _SHUNS: Final = {
     "restarts": "began anew more than three times in ten seconds without a word of leave: it crashes, or is killed, or its "
     "identity is in use in two places",
@@ -227,7 +239,9 @@ def members(status: StatusDoc) -> Iterator[Finding]:
     if not others:
         yield odd("members", "no other member: this node serves alone")
         return
-    yield from (_member(member) for member in others)
+    for member in others:
+        yield _member(member)
+        yield from _requests(member)
     names = Counter(member.name for member in status.members)
     for name in sorted(name for name, sharers in names.items() if sharers > 1):
         called = ", ".join(sorted(f"@{member.called}" for member in status.members if member.name == name))
@@ -239,16 +253,42 @@ def members(status: StatusDoc) -> Iterator[Finding]:
         )
 
 
+def _requests(member: MemberDoc) -> Iterator[Finding]:
+    """The link and requests go over two ports: one says nothing of the other."""
+    requests = member.requests
+    if requests is None or not takes_no_requests(member):
+        return
+    where = f"{member.called}: requests: unreachable"
+    if requests.why == "no_address":
+        yield bad("members", f"{where}: it {_nowhere(member) or 'tells no address'}")
+        return
+    port, at = requests.port, ", ".join(requests.at)
+    why = _UNREACHED.get(requests.why or "", "cannot be connected")
+    yield bad("members", f"{where} (port {port}): {at} {why.format(port=port)}")
+
+
+def _nowhere(member: MemberDoc) -> str | None:
+    """What is known of a member's addresses if none of them may be dialled, and what to do about it."""
+    outside = member.requests.left_out.get("not_allowed", ()) if member.requests is not None else ()
+    if not outside:
+        return None
+    return (
+        f"is at {', '.join(outside)}, outside mesh.allow_networks: add that network there, or "
+        f'"@{member.called}={outside[0]}" to mesh.peers'
+    )
+
+
 def _member(member: MemberDoc) -> Finding:
     fault = None if member.link is None else _LINK_FAULTS.get(member.link.fault or "")
     if fault is not None:
-        said = f"{member.called} {fault}"
+        nowhere = _nowhere(member) if member.link is not None and member.link.fault == "no_address" else None
+        said = f"{member.called} {nowhere or fault}"
         return (
             odd("members", f"{said} (its state comes through others)")
             if member.routable
             else bad("members", said)
         )
-    if member.routable:
+    if member.routable or takes_no_requests(member):
         return good("members", f"{member.called} is {member.liveness}")
     if member.shun is not None:
         shunned = _SHUNS.get(member.shun.why, member.shun.why)

@@ -12,6 +12,7 @@ from router_core.ids import NodeId, short_id
 _HEAD: Final = ("NODE", "STATE", "AGE", "LEVEL", "ENGINES", "WARM", "IN FLIGHT", "TOK/S", "LINK")
 _RIGHT: Final = frozenset({2, 6, 7})
 STANDINGS_MOST: Final = 16
+_PRESENT: Final = frozenset({"fresh", "late"})
 _SHOWN_FLAGS: Final = frozenset({"draining", "lonely", "degraded", "conflict", "sensor_stale", "no_load"})
 
 
@@ -23,6 +24,7 @@ def status_text(status: StatusDoc) -> str:
         f"{own.label or own.name} ({short_id(NodeId(own.id))}), pairmesh {own.version}, up {duration(own.uptime_ms)}, "
         f"mesh {own.mesh}",
         f"listening: {listening or UNKNOWN}",
+        f"others are told: {', '.join(own.told) or 'no address'}",
         f"policy: {UNKNOWN if own.policy is None else f'{own.policy.preset} ({own.policy.hash})'}",
         "",
         *nodes_table(status.members, own.troubles),
@@ -133,4 +135,14 @@ def _link(member: MemberDoc) -> str:
     said = link.fault
     if said is None and link.rtt_ms is not None:
         said = "under 1 ms" if link.rtt_ms == 0 else seconds(link.rtt_ms / 1_000)
-    return link.state if said is None else f"{link.state} ({said})"
+    shown = link.state if said is None else f"{link.state} ({said})"
+    requests = member.requests
+    if requests is None or not takes_no_requests(member):
+        return shown
+    return f"{shown}, requests: unreachable ({'no address' if requests.port is None else f'port {requests.port}'})"
+
+
+def takes_no_requests(member: MemberDoc) -> bool:
+    """True if a member is there, and yet cannot be connected for requests."""
+    requests = member.requests
+    return requests is not None and requests.state == "unreachable" and member.liveness in _PRESENT

@@ -9,21 +9,24 @@ The book opens no socket and reads no clock.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from enum import Enum
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Final, NamedTuple
 
+from agent.mesh.interfaces import IpAddress
 from agent.settings.values import PeerHint
 from router_core import limits
 from router_core.ids import Id16, NodeId, id16_of, id32_of
 from router_core.record.membership import Member
 from router_core.record.state import Address
 
-IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
 LOWEST_PORT: Final = 1_024
+INGRESS_PORT: Final = 7_434
+"""Where requests go to a member that tells no address of its own."""
 STRANGERS: Final = 64
 """Ids outside the roster whose sightings are remembered, in case they become members."""
 FAILURES: Final = 4 * limits.ADDRESSES
@@ -39,22 +42,53 @@ class Endpoint(NamedTuple):
         return f"[{self.ip}]:{self.port}" if self.ip.version == 6 else f"{self.ip}:{self.port}"
 
 
+class Unfit(Enum):
+    """Why an address is not dialled."""
+
+    NOT_DIALABLE = "not_dialable"
+    NOT_ALLOWED = "not_allowed"
+    OWN = "own"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressRules:
-    """Which hints of others are followed. ``own`` are the addresses this node itself listens on."""
+    """Which hints of others are followed. ``own`` are the addresses by which a dial would lead back to this node."""
 
     allow: tuple[IpNetwork, ...]
-    own: frozenset[IpAddress] = frozenset()
+    own: Container[IpAddress] = frozenset()
 
     def admit(self, endpoint: Endpoint) -> bool:
+        return self.unfit(endpoint) is None
+
+    def unfit(self, endpoint: Endpoint) -> Unfit | None:
+        """Why a hint is not followed, None if it is."""
+        if not _is_dialable(endpoint):
+            return Unfit.NOT_DIALABLE
+        if not self._allows(endpoint.ip):
+            return Unfit.NOT_ALLOWED
+        return Unfit.OWN if endpoint.ip in self.own else None
+
+    def admit_proven(self, endpoint: Endpoint) -> bool:
+        """True if the member that a link leads to may be dialled there, too: no hint, so only loopback has to be
+        allowed."""
         ip = endpoint.ip
-        if endpoint.port < LOWEST_PORT or endpoint.port > 65_535:
-            return False
-        if ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip in self.own:
-            return False
-        if isinstance(ip, IPv6Address) and (ip.ipv4_mapped is not None or ip.scope_id is not None):
-            return False
+        return _is_dialable(endpoint) and ip not in self.own and (not ip.is_loopback or self._allows(ip))
+
+    def _allows(self, ip: IpAddress) -> bool:
         return any(ip.version == network.version and ip in network for network in self.allow)
+
+
+def _is_dialable(endpoint: Endpoint) -> bool:
+    ip = endpoint.ip
+    if endpoint.port < LOWEST_PORT or endpoint.port > 65_535:
+        return False
+    if ip.is_unspecified or ip.is_multicast or ip.is_link_local:
+        return False
+    return isinstance(ip, IPv4Address) or (ip.ipv4_mapped is None and ip.scope_id is None)
+
+
+_KEPT: Final = frozenset({None, Unfit.OWN, Unfit.NOT_ALLOWED})
+"""What is an own address now may be somebody else's in a moment, and what is not allowed is told to the operator."""
 
 
 class AddressBook:
@@ -86,11 +120,12 @@ class AddressBook:
 
     def sight(self, node_id: NodeId, endpoints: Iterable[Endpoint]) -> bool:
         """Take a multicast sighting, replacing the last one; True if it is of a member and usable."""
-        seen = self._filtered(endpoints)
+        seen = tuple(dict.fromkeys(each for each in endpoints if self._rules.unfit(each) in _KEPT))
+        seen = seen[: limits.ADDRESSES]
         id16 = id16_of(id32_of(node_id))
         if id16 in self._sighted:
             self._sighted[id16] = seen
-            return bool(seen)
+            return any(self._rules.admit(each) for each in seen)
         self._strangers.pop(node_id, None)
         if seen:
             self._strangers[node_id] = seen
@@ -112,16 +147,63 @@ class AddressBook:
         if len(tried) > FAILURES:
             del tried[next(iter(tried))]
 
+    def forget_failures(self) -> None:
+        """This host is elsewhere now: what could not be reached from where it was may be here."""
+        self._failed.clear()
+
     def choose(self, member: Member, named: Iterable[Address]) -> tuple[Endpoint, ...]:
         """Addresses to dial, at most eight, best first: ``named`` by the member or by experience, then our own."""
         tried = self._failed.get(member.id16, {})
-        static = [Endpoint(hint.ip, hint.port) for hint in self._static if _means(hint, member)]
-        known = dict.fromkeys(
-            (*self._filtered(_endpoints(named)), *static, *self._sighted.get(member.id16, ()))
-        )
+        sighted = self._filtered(self._sighted.get(member.id16, ()))
+        known = dict.fromkeys((*self._filtered(_endpoints(named)), *self.told_by_operator(member), *sighted))
         untried = [endpoint for endpoint in known if endpoint not in tried]
         again = [endpoint for endpoint in tried if endpoint in known]
         return tuple((untried + again)[: limits.ADDRESSES])
+
+    def choose_ingress(
+        self, member: Member, named: Iterable[Address], ways: Iterable[tuple[IpAddress, bool]]
+    ) -> tuple[Endpoint, ...]:
+        """Addresses to send requests to, at most eight, best first: where a link to the member was dialled, what it
+        names itself, what the operator says, and last where a link came from that it does not name.
+
+        ``ways`` are the addresses that links to it run over, True for those that were dialled.
+        """
+        told = [Endpoint(ip_address(each.ip), each.ingress_port) for each in named if len(each.ip) in (4, 16)]
+        ports = {each.ip: each.port for each in reversed(told)}
+        usual = told[0].port if told else INGRESS_PORT
+        operators = [Endpoint(each.ip, ports.get(each.ip, usual)) for each in self.told_by_operator(member)]
+        proven = [(Endpoint(ip, ports.get(ip, usual)), dialled or ip in ports) for ip, dialled in ways]
+        linked = [(at, first) for at, first in proven if self._rules.admit_proven(at)]
+        known = dict.fromkeys(
+            (
+                *(at for at, first in linked if first),
+                *(at for at in told if self._rules.admit(at)),
+                *operators,
+                *(at for at, first in linked if not first),
+            )
+        )
+        return tuple(known)[: limits.ADDRESSES]
+
+    def left_out(
+        self, named: Iterable[Address], chosen: Container[Endpoint]
+    ) -> tuple[tuple[Endpoint, Unfit], ...]:
+        """Addresses for requests that a member names and that are not among the ``chosen``, with the reason."""
+        told = [Endpoint(ip_address(each.ip), each.ingress_port) for each in named if len(each.ip) in (4, 16)]
+        return tuple(
+            (at, why) for at in told if at not in chosen and (why := self._rules.unfit(at)) is not None
+        )
+
+    def unfit_for_links(self, member: Member, named: Iterable[Address]) -> tuple[tuple[Endpoint, Unfit], ...]:
+        """Addresses that a member names, or was sighted at, and that are not dialled, with the reason."""
+        known = dict.fromkeys((*_endpoints(named), *self._sighted.get(member.id16, ())))
+        listed = {each.ip for each in self.told_by_operator(member)}
+        return tuple(
+            (at, why) for at in known if at.ip not in listed and (why := self._rules.unfit(at)) is not None
+        )
+
+    def told_by_operator(self, member: Member) -> list[Endpoint]:
+        """Where ``mesh.peers`` says that ``member`` is."""
+        return [Endpoint(hint.ip, hint.port) for hint in self._static if _means(hint, member)]
 
     def _filtered(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
         admitted = dict.fromkeys(endpoint for endpoint in endpoints if self._rules.admit(endpoint))

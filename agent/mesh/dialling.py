@@ -19,7 +19,8 @@ import aiohttp
 from agent.identity.listener import tune
 from agent.identity.routes import Port
 from agent.identity.tls import is_pinned, server_name
-from agent.mesh.addresses import Endpoint, IpAddress
+from agent.mesh.addresses import Endpoint
+from agent.mesh.interfaces import IpAddress
 from agent.mesh.link import CLOSE_S, WebSocket
 from router_core import limits
 from router_core.record.membership import Member

@@ -2,8 +2,8 @@
 
 Service ``_pairmesh._tcp``, instance name = node id, TXT ``v=1`` and ``id=<node id>``. What strangers may fill is
 bounded: 50 browse events a second, TXT of 512 bytes, eight addresses a sighting, four look-ups at once (the book
-bounds the ids). Nothing is logged per packet. Announced only on the interfaces that the mesh listener covers; a
-loopback listener means no multicast at all.
+bounds the ids). Nothing is logged per packet. Announced only on the interfaces of the own addresses that are told to
+others; a loopback listener means no multicast at all.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 
-import psutil
+from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Failed, Tasks
-from agent.mesh.addresses import Endpoint, IpAddress
-from agent.settings.values import Listen
+from agent.mesh.addresses import Endpoint
+from agent.mesh.interfaces import IpAddress
 from router_core import limits
 from router_core.ids import NodeId, parse_node_id
 
@@ -30,7 +30,7 @@ EVENTS_PER_S: Final = 50
 LOOKUPS: Final = 4
 LOOKUP_MS: Final = 1_500
 RECHECK_S: Final = 10.0
-"""How often the own addresses are compared with those announced."""
+"""How often the own addresses are compared with those announced, and a failed start is repeated."""
 
 Sighted = Callable[[NodeId, Sequence[Endpoint]], None]
 
@@ -43,33 +43,6 @@ class Seen:
     dropped: int = 0
     refused: int = 0
     failures: int = 0
-
-
-def own_addresses(listen: Listen) -> tuple[IpAddress, ...]:
-    """The addresses, at most eight, that others can dial where ``listen`` covers them.
-
-    A literal address is itself; "any" are those of all interfaces, loopback and link-local ones aside.
-    """
-    if listen.ip is not None and not listen.ip.is_unspecified:
-        return (listen.ip,)
-    found = [ip for ip in interface_addresses() if not ip.is_loopback and not ip.is_link_local]
-    versions = (4, 6) if listen.ip is None else (listen.ip.version,)
-    return tuple(dict.fromkeys(ip for ip in found if ip.version in versions))[: limits.ADDRESSES]
-
-
-def announced_addresses(listen: Listen) -> tuple[IpAddress, ...]:
-    """The own addresses to announce: none for a loopback listener."""
-    return () if listen.loopback else own_addresses(listen)
-
-
-def interface_addresses() -> list[IpAddress]:
-    """Every address of this host, as it is now."""
-    found: list[IpAddress] = []
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            with contextlib.suppress(ValueError):
-                found.append(ip_address(address.address))
-    return found
 
 
 class Discovery:
@@ -93,6 +66,7 @@ class Discovery:
         self._tasks = Tasks(failed)
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
+        self._moved = asyncio.Event()
         self._window = (0, 0)
         self._events = self._dropped = self._refused = self._failures = 0
 
@@ -102,6 +76,10 @@ class Discovery:
             events=self._events, dropped=self._dropped, refused=self._refused, failures=self._failures
         )
 
+    def moved(self) -> None:
+        """The own addresses changed: look at them now."""
+        self._moved.set()
+
     async def run(self, addresses: Callable[[], tuple[IpAddress, ...]]) -> None:
         """Announce and browse on the interfaces of ``addresses()`` until cancelled; follows when they change.
 
@@ -110,22 +88,36 @@ class Discovery:
         current: tuple[IpAddress, ...] = ()
         try:
             while True:
-                wanted = await asyncio.to_thread(addresses)
-                if wanted != current:
+                self._moved.clear()
+                wanted = addresses()
+                if set(wanted) != set(current):
                     await self._stop()
                     current = wanted if await self._start(wanted) else ()
-                await asyncio.sleep(self._recheck_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._moved.wait(), self._recheck_s)
         finally:
             await self._stop()
 
     async def _start(self, addresses: Sequence[IpAddress]) -> bool:
-        interfaces = [str(address) for address in addresses if address.version == 4]
-        if not interfaces:
-            return True
+        """Over both families, or over IPv4 alone where IPv6 cannot be had."""
+        v4 = [address for address in addresses if address.version == 4]
+        for used in dict.fromkeys((tuple(addresses), tuple(v4))):
+            if not used or await self._begin(used, addresses):
+                return True
+        return False
+
+    async def _begin(self, used: Sequence[IpAddress], addresses: Sequence[IpAddress]) -> bool:
+        versions = {address.version for address in used}
+        version = (
+            IPVersion.All if len(versions) == 2 else IPVersion.V6Only if 6 in versions else IPVersion.V4Only
+        )
         try:
-            self._zeroconf = AsyncZeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only)
-            await self._zeroconf.async_register_service(self._announcement(addresses))
-        except OSError:
+            self._zeroconf = AsyncZeroconf(interfaces=[str(each) for each in used], ip_version=version)
+            # Cooperating: an id is unique, and what a reflector kept of it is no reason to be silent.
+            await self._zeroconf.async_register_service(
+                self._announcement(addresses), cooperating_responders=True
+            )
+        except (OSError, RuntimeError, ZeroconfError):  # RuntimeError: an address that is gone meanwhile
             self._failures += 1
             await self._stop()
             return False

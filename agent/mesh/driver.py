@@ -7,7 +7,7 @@ step of many verifications the loop gets its turn first. What the records mean i
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +19,10 @@ from aiohttp import web
 from agent.effects.clock import Clock
 from agent.effects.sqlite_file import cause_of
 from agent.effects.tasks import Failed, Tasks
-from agent.mesh.addresses import AddressBook, Endpoint, IpAddress
+from agent.mesh.addresses import AddressBook, Endpoint, Unfit
 from agent.mesh.dialling import Outcome
 from agent.mesh.inbox import Inbox
+from agent.mesh.interfaces import IpAddress
 from agent.mesh.link import Link
 from agent.mesh.links import DIAL_S, Links
 from agent.mesh.traffic import Counted, Traffic
@@ -106,6 +107,8 @@ class Told:
     on_view: Callable[[Sequence[ViewChange]], None]
     notify: Callable[[str, dict[str, str | int]], None]
     failed: Failed
+    on_link: Callable[[Id16, bool], None] = lambda _peer, _opened: None
+    """A connection for a link to the member was made (True) or ended."""
 
 
 class Driver:
@@ -139,6 +142,8 @@ class Driver:
         """When the machine last took a step; before the first, when the driver was made."""
         self.dial_faults: dict[Id16, str] = {}
         """In a word, how the last dial of a member ended, as long as no link to it was opened since."""
+        self.left_out: dict[Id16, tuple[tuple[Endpoint, Unfit], ...]] = {}
+        """The addresses of a member that its last dial left out, with the reason."""
         self.begun = asyncio.Event()
         """Set after the machine's first step: from then on it speaks with this process life's epoch."""
         self._tasks = Tasks(told.failed)
@@ -218,6 +223,8 @@ class Driver:
     def _dial(self, action: Dial) -> None:
         member = self._members.get(action.peer)
         endpoints = self._book.choose(member, action.addrs) if member is not None else ()
+        if member is not None:
+            self.left_out[action.peer] = self._book.unfit_for_links(member, action.addrs)
         if member is None or not endpoints:
             self.dial_failed(action.peer, Outcome.NO_ADDRESS)
             return
@@ -244,9 +251,11 @@ class Driver:
         dialled = link.dialled is not None
         self.dial_faults.pop(link.peer, None)
         self._inbox.put(LinkOpened(link=link.number, peer=link.peer, dialled=dialled, addr=addr))
+        self._told.on_link(link.peer, True)
 
     def closed(self, link: Link) -> None:
         self._inbox.put(LinkClosed(link.number))
+        self._told.on_link(link.peer, False)
 
     def heard(self, link: Link, data: bytes) -> None:
         self._inbox.put(FrameReceived(link.number, data))
@@ -286,6 +295,7 @@ class Driver:
         """Everybody who may speak now, this node aside. Links of others are ended by the machine."""
         self._members = dict(members)
         self.dial_faults = {peer: why for peer, why in self.dial_faults.items() if peer in members}
+        self.left_out = {peer: left for peer, left in self.left_out.items() if peer in members}
         self._book.admit_members(self._members)
         self._inbox.replace(RosterChanged(members=tuple(self._members.values()), mesh_id=mesh_id))
 
@@ -298,6 +308,23 @@ class Driver:
         """Discovery, or its own file, says where ``node_id`` is; of a member, the back-off starts over."""
         if self._book.sight(node_id, endpoints):
             self._inbox.put(PeerSighted(id16_of(id32_of(node_id))))
+
+    def moved(self, own: Container[IpAddress]) -> None:
+        """This host's addresses are ``own`` now: what hung on others is over, and everybody may be dialled anew."""
+        self._links.forsake(own)
+        self._book.forget_failures()
+        for peer in self._members:
+            self._inbox.put(PeerSighted(peer))
+
+    def local_ips(self) -> frozenset[IpAddress]:
+        """The own addresses that links run over."""
+        return self._links.local_ips()
+
+    def ways_to(self, peer: Id16) -> tuple[tuple[IpAddress, bool], ...]:
+        """The addresses that links to a member run over, and whether it was dialled there; dialled ones first."""
+        found = [(link.remote_ip, link.dialled is not None) for link in self._links.to(peer)]
+        known = [(ip, dialled) for ip, dialled in found if ip is not None]
+        return tuple(sorted(dict.fromkeys(known), key=lambda way: not way[1]))
 
     def fresh_state(self) -> Sealed | None:
         """The newest own sealed V, publishing one first if the event bucket allows; None before the first."""

@@ -10,12 +10,14 @@ A link knows neither HELLO nor records: bytes in, bytes out.
 import asyncio
 import contextlib
 from collections import deque
+from ipaddress import ip_address
 from typing import Final, Protocol
 
 from aiohttp import ClientWebSocketResponse, WebSocketError, WSCloseCode, WSMessage, WSMsgType
 from aiohttp.web import WebSocketResponse
 
 from agent.mesh.addresses import Endpoint
+from agent.mesh.interfaces import IpAddress
 from agent.mesh.meter import Meter
 from agent.mesh.traffic import Traffic
 from router_core import limits
@@ -72,6 +74,16 @@ class Link:
         self._paused = False
         self._full = False
         self._close_code: int | None = None
+
+    @property
+    def local_ip(self) -> IpAddress | None:
+        """The own address that it runs over."""
+        return _ip(self._transport.get_extra_info("sockname"))
+
+    @property
+    def remote_ip(self) -> IpAddress | None:
+        """The peer's address that it runs over, as this host sees it."""
+        return _ip(self._transport.get_extra_info("peername"))
 
     @property
     def waiting_bytes(self) -> int:
@@ -198,3 +210,8 @@ class Link:
             await self._socket.send_bytes(data)
             self._waiting_bytes -= len(data)
             self._traffic.sent(len(data))
+
+
+def _ip(name: object) -> IpAddress | None:
+    """The address of a socket's name; without the scope that a link-local one has."""
+    return ip_address(str(name[0]).partition("%")[0]) if isinstance(name, tuple) and name else None

@@ -7,14 +7,15 @@ driver is told. How many may come in is the listener's business; what is said on
 import asyncio
 import itertools
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final, Protocol
 
 from aiohttp import web
 
 from agent.effects.tasks import Tasks
-from agent.mesh.addresses import Endpoint, IpAddress
+from agent.mesh.addresses import Endpoint
 from agent.mesh.dialling import SUBPROTOCOL, Opened, Outcome, knock
+from agent.mesh.interfaces import IpAddress
 from agent.mesh.link import CLOSE_S, Link, LinkEars
 from agent.mesh.traffic import Traffic
 from router_core import limits
@@ -97,6 +98,20 @@ class Links:
     def dial(self, member: Member, endpoints: Sequence[Endpoint]) -> None:
         """Start dialling; ends in ``opened`` or ``dial_failed`` after at most five seconds."""
         self._tasks.spawn(self._dial(member, endpoints), f"dial {member.node_id[:8]}")
+
+    def local_ips(self) -> frozenset[IpAddress]:
+        """The own addresses that links run over."""
+        return frozenset(ip for link in self if (ip := link.local_ip) is not None)
+
+    def to(self, peer: Id16) -> Iterator[Link]:
+        """The live links to one member."""
+        return (link for link in self if link.peer == peer)
+
+    def forsake(self, own: Container[IpAddress]) -> None:
+        """Cut every link over an address that this host has no more: nothing comes through it again."""
+        for link in self:
+            if (ip := link.local_ip) is not None and not ip.is_loopback and ip not in own:
+                link.abort()
 
     async def gone(self) -> None:
         """Wait until no link is left."""

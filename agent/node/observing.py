@@ -124,7 +124,7 @@ class Observing:
         outcome, routed = report.outcome, report.routed
         if routed.node is not None:
             if outcome.cause in _UNREACHED or outcome.cause is Cause.IDENTITY:
-                self._targets.unreached(routed.node)
+                self._targets.unreached(routed.node, outcome.cause)
             return
         if outcome.cause in _UNREACHED:
             self._engines.report_connect_failed(routed.endpoint)

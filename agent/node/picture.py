@@ -1,7 +1,7 @@
 """This node for people: the admin API's status and view, put together on demand from what the rooms know."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,6 +13,7 @@ from agent.admin.documents import (
     LinkDoc,
     OwnDoc,
     PolicyDoc,
+    RequestsDoc,
     ResidencyDoc,
     ShunDoc,
     StatusDoc,
@@ -24,7 +25,10 @@ from agent.board import Board
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.identity.membership import Membership
-from router_core.ids import Id16
+from agent.mesh.addresses import Endpoint, Unfit
+from agent.node.reach import Reach
+from agent.node.targets import NodeTargets
+from router_core.ids import Id16, NodeId, id16_of, id32_of
 from router_core.mesh.picture import MemberPicture, Picture
 from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
@@ -43,6 +47,10 @@ class NodePicture:
         mesh: Callable[[], Picture],
         dial_faults: Callable[[], Mapping[Id16, str]],
         addresses: Callable[[], Mapping[str, str]],
+        told: Callable[[], Sequence[str]],
+        reach: Reach,
+        targets: NodeTargets,
+        unlinked: Callable[[Id16], Sequence[tuple[Endpoint, Unfit]]],
         faults: Callable[[], tuple[str, ...]],
         policy: Callable[[], PlacementPolicy],
         drains: Callable[[], tuple[DrainDoc, ...]],
@@ -58,6 +66,10 @@ class NodePicture:
         self._mesh = mesh
         self._dial_faults = dial_faults
         self._addresses = addresses
+        self._told = told
+        self._reach = reach
+        self._targets = targets
+        self._unlinked = unlinked
         self._faults = faults
         self._policy = policy
         self._drains = drains
@@ -112,6 +124,7 @@ class NodePicture:
                 log_lines_lost=self._log_lines_lost(),
                 waits_for_restart=self._waits_for_restart(),
                 host=self._host(),
+                told=tuple(self._told()),
             ),
             members=members_of(
                 self._board.current,
@@ -119,8 +132,33 @@ class NodePicture:
                 links,
                 now,
                 {member.id16: shun for member in mesh.members if (shun := _shun(member)) is not None},
+                {member.id16: self._requests(member.node_id, now) for member in membership.members.values()},
             ),
         )
+
+    def _requests(self, node: NodeId, now: int) -> RequestsDoc:
+        reach, targets = self._reach, self._targets
+        unreached, route = reach.of(node), targets.peer(node)
+        left_out: dict[str, tuple[str, ...]] = {}
+        found = [
+            (each.ip, why) for each, why in (*targets.left_out(node), *self._unlinked(id16_of(id32_of(node))))
+        ]
+        for ip, why in dict.fromkeys(found):
+            if route is None or str(ip) not in dict(route.addresses):
+                left_out[why.value] = (*left_out.get(why.value, ()), str(ip))
+        at = () if route is None else tuple(ip for ip, _ in route.addresses)
+        port = None if route is None else route.addresses[0][1]
+        if unreached is not None:
+            return RequestsDoc(
+                state="unreachable",
+                why=unreached.why,
+                for_ms=max(0, now - unreached.since_ms),
+                at=at,
+                port=port,
+                left_out=left_out,
+            )
+        state = "unknown" if reach.reached_ms(node) is None else "ok"
+        return RequestsDoc(state=state, at=at, port=port, left_out=left_out)
 
     def view(self) -> dict[str, Any]:
         """The current view, records spelled out."""

@@ -119,6 +119,10 @@ class Speaking:
         if self._timer is None:
             self._soon()
 
+    def addresses_moved(self) -> None:
+        """This host is to be dialled elsewhere."""
+        self._soon(0.0)
+
     def models_moved(self) -> None:
         """A model began or ceased to leave, or memory was set aside for one."""
         self._soon(0.0)

@@ -1,13 +1,13 @@
-"""Where chosen endpoints are: own engines by their manifests, peers by the addresses they sign.
+"""Where chosen endpoints are: own engines by their manifests, peers where their links run and by the addresses they sign.
 
 Read on a request's path, so everything is a look-up. A peer's address that could not be connected comes last
 next time. Refuses to know who chose and why.
 """
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from agent.board import Board
@@ -15,13 +15,16 @@ from agent.engines.classify import classify
 from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside, is_literal, is_outside
 from agent.identity.tls import TlsContexts
-from agent.mesh.addresses import AddressBook, Endpoint
+from agent.mesh.addresses import AddressBook, Endpoint, Unfit
+from agent.mesh.interfaces import IpAddress
+from agent.node.reach import Reach
 from agent.relay.ports import PeerRoute
 from agent.settings.manifest import API_PATH, EngineKind
+from router_core.exchange.failure import Cause
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
 from router_core.placement.request import Endpoint as PlacedAt
 from router_core.record.membership import Liveness, Member
-from router_core.record.state import Address, Static
+from router_core.record.state import Static
 from router_core.view.cluster import NodeView
 
 CONNECTIONS_MOST = 256
@@ -30,12 +33,12 @@ _KINDS = frozenset(EngineKind)
 
 
 class _Known(NamedTuple):
-    """A peer's route, the address in it, and what both were made of."""
+    """A peer's route, the addresses in it, and what both were made of."""
 
     static: Static
     member: Member
     build: int
-    endpoint: Endpoint
+    addresses: tuple[Endpoint, ...]
     route: PeerRoute
 
 
@@ -73,7 +76,8 @@ class EngineTarget:
 
 
 class NodeTargets:
-    """Satisfies the relay's ``Targets``."""
+    """Satisfies the relay's ``Targets``. ``ways`` are the addresses that links to a member run over, True for those that
+    were dialled."""
 
     def __init__(
         self,
@@ -83,6 +87,8 @@ class NodeTargets:
         members: Callable[[], Mapping[Id16, Member]],
         contexts: TlsContexts,
         book: AddressBook,
+        ways: Callable[[Id16], Sequence[tuple[IpAddress, bool]]],
+        reach: Reach,
         is_draining: Callable[[], bool],
         outside: Outside = is_outside,
     ) -> None:
@@ -91,6 +97,9 @@ class NodeTargets:
         self._members = members
         self._contexts = contexts
         self._book = book
+        self._ways = ways
+        self._reach = reach
+        reach.subscribe(self.moved)
         self._is_draining = is_draining
         self._outside = outside
         self._known: dict[str, tuple[EndpointStatus, EngineTarget]] = {}
@@ -98,7 +107,6 @@ class NodeTargets:
 
     def members_changed(self, members: Mapping[Id16, Member], _mesh_id: MeshId) -> None:
         """The roster changed: what is known of the ways to nodes that left it goes with them."""
-        self._book.admit_members(members)
         self._routes = {node: known for node, known in self._routes.items() if known.member.id16 in members}
 
     def local(self, endpoint: str) -> EngineTarget | None:
@@ -131,30 +139,43 @@ class NodeTargets:
             self._routes[node] = known
         return known.route
 
-    def unreached(self, node: NodeId) -> None:
-        """The address last given out for ``node`` could not be connected."""
-        known = self._routes.pop(node, None)
-        if known is not None:
-            self._book.failed(id16_of(id32_of(node)), known.endpoint)
+    def has_told(self, node: NodeId) -> bool:
+        """True if ``node`` has told anything of itself yet."""
+        seen = self._board.current.nodes.get(id16_of(id32_of(node)))
+        return seen is not None and seen.static is not None
+
+    def moved(self, node: NodeId) -> None:
+        """The ways to ``node`` are others now."""
+        self._routes.pop(node, None)
+
+    def unreached(self, node: NodeId, cause: Cause) -> None:
+        """No address last given out for ``node`` could be connected."""
+        known = self._routes.get(node) if self.peer(node) is not None else None
+        self._reach.failed(node, cause, known.addresses if known is not None else ())
+
+    def left_out(self, node: NodeId) -> tuple[tuple[Endpoint, Unfit], ...]:
+        """The addresses for requests that ``node`` names and that are not dialled, with the reason."""
+        route, seen = self.peer(node), self._board.current.nodes.get(id16_of(id32_of(node)))
+        if seen is None or seen.static is None:
+            return ()
+        known = self._routes.get(node) if route is not None else None
+        return self._book.left_out(seen.static.addrs, known.addresses if known is not None else ())
 
     def _found(self, node: NodeId, member: Member, static: Static, build: int) -> _Known | None:
-        addrs = tuple(
-            Address(ip=addr.ip, mesh_port=addr.ingress_port, ingress_port=addr.ingress_port)
-            for addr in static.addrs
-        )
-        found = self._book.choose(member, addrs)
+        found = self._book.choose_ingress(member, static.addrs, self._ways(member.id16))
         if not found:
             return None
-        best = found[0]
+        failed = self._reach.failed_at(node)
+        ordered = (*[at for at in found if at not in failed], *[at for at in failed if at in found])
         route = PeerRoute(
             node=node,
-            ip=str(best.ip),
-            port=best.port,
+            addresses=tuple([(str(at.ip), at.port) for at in ordered]),
             context=self._contexts.client,
             build=build,
             pin=member.der,
+            reached=partial(self._reach.heard, node),
         )
-        return _Known(static=static, member=member, build=build, endpoint=best, route=route)
+        return _Known(static=static, member=member, build=build, addresses=ordered, route=route)
 
     def peer_classify(self, node: NodeId, endpoint: str, status: int, prefix: bytes) -> Enum:
         """The failure class of a peer's engine, by the kind its record names."""

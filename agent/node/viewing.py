@@ -3,7 +3,7 @@
 The only writer of the board. The fleet (rows ready to be scored) is rebuilt with each view, never per request.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from agent.board import Board
 from agent.effects.clock import Clock
@@ -18,7 +18,7 @@ from router_core.view.fold import fold
 
 class Viewing:
     """Folds and publishes. ``fleet`` is of the board's current view; ``reborn`` hears of every node that answers in a
-    new process life."""
+    new process life, or can be reached again. ``unreachable`` are the nodes that take no requests from here."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Viewing:
         self._reborn = reborn
         self._clock = clock
         self._said = 0
+        self.unreachable: Collection[Id16] = frozenset()
         self.fleet = fold_fleet(None, board.current, profiles, policy, live, clock.boot_ms())
 
     @property
@@ -80,6 +81,16 @@ class Viewing:
         self._policy = policy
         self._publish(())
 
+    def reach_changed(self, unreachable: Collection[Id16]) -> None:
+        """Other nodes than before take no requests from here."""
+        if unreachable == self.unreachable:
+            return
+        before, self.unreachable = self.unreachable, unreachable
+        self._publish(())
+        for id16 in before:
+            if id16 not in unreachable and (node := self._board.current.nodes.get(id16)) is not None:
+                self._reborn(node.node_id)
+
     def members_changed(self, members: Mapping[Id16, Member], _mesh_id: MeshId) -> None:
         """The roster changed: nodes that left it are gone from the view at once."""
         self._members = {**members, self._own.id16: self._own}
@@ -87,6 +98,6 @@ class Viewing:
 
     def _publish(self, changes: Iterable[ViewChange]) -> None:
         now = self._clock.boot_ms()
-        view = fold(self._board.current, changes, self._members, now)
+        view = fold(self._board.current, changes, self._members, now, self.unreachable)
         self.fleet = fold_fleet(self.fleet, view, self._profiles, self._policy, self._live, now)
         self._board.publish(view)

@@ -53,7 +53,7 @@ class Places:
         if known is None or known[0] is not found:
             if len(self._known) >= _KNOWN_MOST:
                 self._known.clear()
-            place = _of_peer(found) if isinstance(found, PeerRoute) else _of_engine(found)
+            place = place_of_peer(found) if isinstance(found, PeerRoute) else _of_engine(found)
             known = self._known[routed.at] = found, place
         return known[1]
 
@@ -75,10 +75,10 @@ def _of_engine(endpoint: LocalEndpoint) -> Place:
     )
 
 
-def _of_peer(peer: PeerRoute) -> Place:
+def place_of_peer(peer: PeerRoute) -> Place:
     """Both ends are ours."""
     return Place(
-        Target(peer.node, peer.ip, peer.port, peer.build),
+        Target(peer.node, build=peer.build),
         Options(
             idle_ms=_PEER_IDLE_MS,
             idle_most=_PEER_IDLE_MOST,
@@ -87,6 +87,8 @@ def _of_peer(peer: PeerRoute) -> Place:
             context=peer.context,
             server_name=server_name(peer.node),
             pin=peer.pin,
+            addresses=peer.addresses,
+            reached=peer.reached,
         ),
     )
 

@@ -8,8 +8,10 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 
+from agent.effects.racing import first_of
 from agent.relay.accept import keep_watch
 from agent.relay.ports import Admits
 from agent.relay.upstream import Options, Target, UpstreamConnection
@@ -72,31 +74,57 @@ class Pool:
         if self._open.get(target, 0) >= options.most:
             raise ConnectFailed(Cause.POOL_FULL)
         self._open[target] = self._open.get(target, 0) + 1
-        connection = UpstreamConnection(self, target, options)
         turn: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if options.context is not None:
             turn = self._turns.setdefault(target, asyncio.Semaphore(limits.HANDSHAKES_TO_PEER))
+        at = options.addresses or ((target.ip, target.port),)
         try:
             async with turn:
-                transport, _ = await self._loop.create_connection(
-                    lambda: connection,
-                    target.ip if options.admits is None else await self._resolved(target, options.admits),
-                    target.port,
-                    ssl=options.context,
-                    server_hostname=options.server_name,
+                connection = await first_of(
+                    [partial(self._reach, target, options, ip, port) for ip, port in at],
+                    after_s=limits.NEXT_ADDRESS / 1_000,
+                    unused=UpstreamConnection.abort,
                 )
-        except BaseException as exc:
-            self._closed(connection)
-            if isinstance(exc, OSError):
-                raise ConnectFailed(_cause_of(exc)) from exc
+            if connection.transport.is_closing():
+                raise ConnectFailed(Cause.EOF)
+        except BaseException:
+            self._uncount(target)
             raise
+        connection.uncounted = False
+        if options.off_host:
+            keep_watch(connection.transport.get_extra_info("socket"))
+        return connection
+
+    async def _reach(self, target: Target, options: Options, ip: str, port: int) -> UpstreamConnection:
+        """A connection to one address, not counted yet."""
+        try:
+            connection = await self._made(target, options, ip, port)
+        except ConnectFailed as failed:
+            if options.reached is not None:
+                options.reached(ip, port, failed.cause)
+            raise
+        if options.reached is not None:
+            options.reached(ip, port, None)
+        return connection
+
+    async def _made(self, target: Target, options: Options, ip: str, port: int) -> UpstreamConnection:
+        connection = UpstreamConnection(self, target, options)
+        connection.uncounted = True
+        try:
+            transport, _ = await self._loop.create_connection(
+                lambda: connection,
+                ip if options.admits is None else await self._resolved(target, options.admits),
+                port,
+                ssl=options.context,
+                server_hostname=options.server_name,
+            )
+        except OSError as exc:
+            raise ConnectFailed(_cause_of(exc)) from exc
         if options.pin is not None:
             tls = transport.get_extra_info("ssl_object")
             if tls is None or tls.getpeercert(binary_form=True) != options.pin:
                 transport.abort()
                 raise ConnectFailed(Cause.IDENTITY)
-        if options.off_host:
-            keep_watch(transport.get_extra_info("socket"))
         return connection
 
     async def _resolved(self, target: Target, admits: Admits) -> str:
@@ -139,7 +167,9 @@ class Pool:
         if connection.uncounted:
             return
         connection.uncounted = True
-        target = connection.target
+        self._uncount(connection.target)
+
+    def _uncount(self, target: Target) -> None:
         left = self._open.get(target, 0) - 1
         if left > 0:
             self._open[target] = left

@@ -15,6 +15,7 @@ from msgspec import Struct
 from agent.engines.contract import Marks
 from agent.relay.dialects.facts import Facts
 from router_core.exchange.events import Outcome
+from router_core.exchange.failure import Cause
 from router_core.ids import NodeId
 from router_core.placement.hold import Waiting
 from router_core.placement.request import Endpoint
@@ -217,14 +218,15 @@ class LocalEndpoint(Protocol):
 
 
 class PeerRoute(Struct, frozen=True, kw_only=True):
-    """How to reach a peer's ingress now. ``build`` numbers the TLS context; ``pin`` is the peer's certificate."""
+    """How to reach a peer's ingress now. ``addresses`` are tried in turn within one attempt, ``reached`` hears what each
+    gave; ``build`` numbers the TLS context; ``pin`` is the peer's certificate."""
 
     node: NodeId
-    ip: str
-    port: int
+    addresses: tuple[tuple[str, int], ...]
     context: ssl.SSLContext
     build: int
     pin: bytes
+    reached: Callable[[str, int, Cause | None], None] | None = None
 
 
 class Targets(Protocol):

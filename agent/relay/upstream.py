@@ -9,6 +9,7 @@ failure: a ``Sink`` hears of it.
 import asyncio
 import re
 import ssl
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import httptools
@@ -32,17 +33,23 @@ _MAX = re.compile(rb"max=(\d{1,6})")
 
 
 class Target(Struct, frozen=True, gc=False):
-    """One place that connections go to; the pool's key. ``owner`` is an endpoint or a node."""
+    """One place that connections go to; the pool's key. ``owner`` is an endpoint or a node; a node has no ``ip`` here,
+    as all its addresses lead to the same place."""
 
     owner: str
-    ip: str
-    port: int
+    ip: str = ""
+    port: int = 0
     build: int = 0
+
+
+Reached = Callable[[str, int, Cause | None], None]
+"""Told what connecting to one address of several gave: None if it stands."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
     """How connections to one kind of target are made and kept. ``pin`` is the only certificate accepted; ``admits``,
-    of a target with a name, judges each address that it leads to."""
+    of a target with a name, judges each address that it leads to. ``addresses`` are those of a target without one, best
+    first: the first to stand counts, ``reached`` is told about each."""
 
     idle_ms: int
     idle_most: int
@@ -52,6 +59,8 @@ class Options(Struct, frozen=True, kw_only=True):
     server_name: str | None = None
     pin: bytes | None = None
     admits: Admits | None = None
+    addresses: tuple[tuple[str, int], ...] = ()
+    reached: Reached | None = None
 
 
 class AnswerHead:

@@ -314,6 +314,8 @@ def _down(node: NodeView, load: EngineLoad, alone: bool) -> str | None:
         return "engine"
     if node.is_self:
         return None
+    if node.unreachable:
+        return "requests"
     if node.lonely or node.conflict or node.quarantined:
         return "node"
     if node.liveness in ALIVE or (node.liveness is Liveness.SUSPECT and alone):

@@ -29,7 +29,8 @@ class NodeView(Struct, frozen=True, gc=False, kw_only=True):
 
     ``label`` is its name, marked where another member has the same one.
     ``member`` is None only for the own node while it has no roster entry. ``routable`` is the verdict on liveness,
-    role and flags, draining included. ``mono_ms + base_ms`` is when the newest V was taken, in our clock. ``rtt_ms`` is
+    role and flags, draining included, and on whether it takes requests from here at all: if not, it is ``unreachable``.
+    ``mono_ms + base_ms`` is when the newest V was taken, in our clock. ``rtt_ms`` is
     None if no link of ours leads there.
     """
 
@@ -55,6 +56,7 @@ class NodeView(Struct, frozen=True, gc=False, kw_only=True):
     inst: int
     seq: int
     rtt_ms: int | None = None
+    unreachable: bool = False
 
     @property
     def taken_ms(self) -> int:

@@ -4,7 +4,7 @@ Rules: a change replaces the whole picture of its origin; GONE, LEFT and REMOVED
 is rebuilt only when some node's models changed. Refuses to judge freshness (the mesh did) or to keep history.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -33,12 +33,16 @@ def empty(me: Id32, name: NodeName) -> ClusterView:
 
 
 def fold(
-    view: ClusterView, changes: Iterable[ViewChange], members: Mapping[Id16, Member], now: int
+    view: ClusterView,
+    changes: Iterable[ViewChange],
+    members: Mapping[Id16, Member],
+    now: int,
+    unreachable: Container[Id16] = (),
 ) -> ClusterView:
     """The next snapshot: ``view`` with ``changes`` applied under the roster ``members``.
 
-    Nodes whose roster entry changed or vanished are re-judged even without a change of their own. The own node
-    stays whatever the roster says of it.
+    Nodes whose roster entry changed or vanished are re-judged even without a change of their own, and so are those that
+    came to be ``unreachable`` for requests, or reachable again. The own node stays whatever the roster says of it.
     """
     if members is not view.members:
         names = {member.node_id: member.name for member in members.values()}
@@ -54,8 +58,14 @@ def fold(
         member = members.get(id16)
         if member is None and not node.is_self:
             del nodes[id16]
-        elif member != node.member or node.label != view.labels[node.node_id]:
-            nodes[id16] = _rejudged(view, node, member)
+            continue
+        cut_off = id16 in unreachable and not node.is_self
+        if (
+            member != node.member
+            or node.label != view.labels[node.node_id]
+            or node.unreachable is not cut_off
+        ):
+            nodes[id16] = _rejudged(view, node, member, cut_off)
     by_name, by_digest = view.by_name, view.by_digest
     if _offers_moved(view.nodes, nodes):
         by_name, by_digest = _index(nodes)
@@ -100,7 +110,7 @@ def _node_of(view: ClusterView, change: ViewChange, member: Member | None) -> No
     )
 
 
-def _rejudged(view: ClusterView, node: NodeView, member: Member | None) -> NodeView:
+def _rejudged(view: ClusterView, node: NodeView, member: Member | None, unreachable: bool) -> NodeView:
     roles = member.roles if member is not None else 0
     return replace(
         node,
@@ -109,7 +119,9 @@ def _rejudged(view: ClusterView, node: NodeView, member: Member | None) -> NodeV
         name=member.name if member is not None else view.name,
         label=view.labels[member.node_id if member is not None else view.node_id],
         roles=roles,
-        routable=is_routable(
+        unreachable=unreachable,
+        routable=not unreachable
+        and is_routable(
             is_self=node.is_self,
             roles=roles,
             liveness=node.liveness,

@@ -11,7 +11,6 @@ import pytest
 from agent.assembly.node import Assembly
 from agent.effects.clock import SystemClock
 from agent.identity.own import load_identity
-from agent.mesh.discovery import interface_addresses
 from agent.observe.log import Log
 from agent.settings.load import Settings, load
 from agent.store.folders import Folders
@@ -78,5 +77,6 @@ async def test_a_fault_that_was_made_good_costs_later_decisions_nothing(node: As
 
 async def test_no_address_of_this_host_is_outside_wherever_the_node_listens(node: Assembly) -> None:
     assert node.settings.mesh.listen.ip == ip_address("127.0.0.1")
-    assert not [address for address in interface_addresses() if node.mesh.outside(address)]
+    assert node.mesh.own.all
+    assert not [address for address in node.mesh.own.all if node.mesh.outside(address)]
     assert node.mesh.outside(ip_address("203.0.113.9"))

@@ -78,6 +78,7 @@ def status() -> StatusDoc:
     return StatusDoc(
         at_ms=1_700_000_000_000,
         own=OwnDoc(
+            told=("192.168.1.5", "fd00::5"),
             name="atlas",
             id="a" * 52,
             mesh="00112233",

@@ -5,7 +5,7 @@ import stat
 import pytest
 from msgspec.structs import replace
 
-from agent.admin.documents import LinkDoc, ShunDoc, StatusDoc
+from agent.admin.documents import LinkDoc, RequestsDoc, ShunDoc, StatusDoc
 from agent.cli import findings
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
@@ -190,3 +190,36 @@ def test_what_is_below_its_floor_is_named(have: Installed, about: str) -> None:
 
 def test_versions_are_read_up_to_their_suffix() -> None:
     assert [numbers_of(text) for text in ("3.14.1rc2", "46", "x")] == [(3, 14, 1), (46,), ()]
+
+
+@pytest.mark.parametrize(
+    ("why", "cure"),
+    [
+        ("timed_out", "ufw allow 7434/tcp"),
+        ("refused", "firewall-cmd --permanent --add-port=7434/tcp"),
+        ("unreachable", "check routes"),
+        ("identity_mismatch", "see what uses the address"),
+    ],
+)
+def test_a_closed_port_for_requests_is_told_beside_the_link_with_the_cure(why: str, cure: str) -> None:
+    closed = RequestsDoc(state="unreachable", why=why, at=("192.168.1.6", "10.0.0.6"), port=7434)
+    ill = replace(member("borg", "b", link=LinkDoc(state="up", rtt_ms=1)), requests=closed, routable=False)
+    found = list(findings.members(with_members(ill)))
+    assert "borg is fresh" in said(found, Health.GOOD)
+    assert "borg: requests: unreachable (port 7434): 192.168.1.6, 10.0.0.6" in said(found, Health.BAD)
+    assert cure in said(found, Health.BAD)
+    off = replace(ill, liveness="gone", link=LinkDoc(state="down", fault="timed_out"))
+    assert "7434" not in said(list(findings.members(with_members(off))), Health.BAD)
+
+
+def test_addresses_that_are_not_allowed_are_named_with_the_cure() -> None:
+    nowhere = RequestsDoc(
+        state="unreachable",
+        why="no_address",
+        left_out={"not_allowed": ("203.0.113.7",), "own": ("10.0.0.1",)},
+    )
+    ill = replace(member("borg", "b", link=LinkDoc(state="up", rtt_ms=1)), requests=nowhere, routable=False)
+    cure = '203.0.113.7, outside mesh.allow_networks: add that network there, or "@borg=203.0.113.7" to mesh.peers'
+    assert cure in said(list(findings.members(with_members(ill))), Health.BAD)
+    unlinked = replace(ill, liveness="gone", link=LinkDoc(state="down", fault="no_address"))
+    assert cure in said(list(findings.members(with_members(unlinked))), Health.BAD)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.admin.documents import HeldDoc, LinkDoc, ResidencyDoc, ResidentDoc
+from agent.admin.documents import HeldDoc, LinkDoc, RequestsDoc, ResidencyDoc, ResidentDoc
 from agent.cli.columns import columns, count, duration, seconds
 from agent.cli.nodes import nodes_table, status_text
 from tests.agent.admin.documents import engine, member, status, unseen
@@ -19,6 +19,7 @@ def test_the_status_in_full() -> None:
         """\
         atlas (aaaa-aaaa-aaaa-aaaa), pairmesh 0.1.0, up 1 h 1 min, mesh 00112233
         listening: api 127.0.0.1:11433, mesh 0.0.0.0:7433
+        others are told: 192.168.1.5, fd00::5
         policy: balanced (0011aabb)
 
         NODE    STATE     AGE  LEVEL  ENGINES  WARM  IN FLIGHT  TOK/S  LINK
@@ -56,6 +57,16 @@ def test_what_is_not_well_is_shown() -> None:
 def test_a_way_too_short_to_be_measured_is_not_none() -> None:
     near = replace(member("borg", "b"), link=LinkDoc(state="up", rtt_ms=0))
     assert nodes_table([near])[1].endswith("up (under 1 ms)")
+
+
+def test_a_link_that_is_up_does_not_hide_that_requests_do_not_get_through() -> None:
+    closed = RequestsDoc(state="unreachable", why="timed_out", at=("192.168.1.6",), port=7434)
+    ill = replace(member("borg", "b", link=LinkDoc(state="up", rtt_ms=1)), requests=closed)
+    assert nodes_table([ill])[1].endswith("up (1.0 ms), requests: unreachable (port 7434)")
+    nowhere = replace(ill, requests=replace(closed, why="no_address", at=(), port=None))
+    assert nodes_table([nowhere])[1].endswith("requests: unreachable (no address)")
+    for other in (replace(ill, liveness="gone"), replace(ill, requests=replace(closed, state="unknown"))):
+        assert "requests" not in nodes_table([other])[1]
 
 
 def test_faults_of_the_own_node_are_listed() -> None:

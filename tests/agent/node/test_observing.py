@@ -84,14 +84,14 @@ def test_an_endpoint_that_cannot_be_connected_is_told_to_its_monitor_or_its_addr
     assert watched.engines.calls == [("report_connect_failed", "llama")]
     assert watched.targets.calls == []
     watched.attempted(lambda routed: failed(routed, cause), BETA)
-    assert watched.targets.calls == [("unreached", BETA)]
+    assert watched.targets.calls == [("unreached", BETA, cause)]
     assert len(watched.engines.calls) == 1
 
 
 def test_an_address_where_somebody_else_answers_is_no_address_of_the_peer() -> None:
     watched = Watched()
     watched.attempted(lambda routed: failed(routed, Cause.IDENTITY), BETA)
-    assert watched.targets.calls == [("unreached", BETA)]
+    assert watched.targets.calls == [("unreached", BETA, Cause.IDENTITY)]
 
 
 def outcome_of(failure: FailureClass, status: int) -> Any:

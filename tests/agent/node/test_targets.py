@@ -10,19 +10,27 @@ import pytest
 from agent.engines.contract import Credential, EndpointStatus, Health
 from agent.identity.own import load_identity
 from agent.identity.tls import OwnFiles, TlsContexts
-from agent.mesh.addresses import AddressBook, AddressRules
+from agent.mesh.addresses import AddressBook, AddressRules, Unfit
+from agent.mesh.interfaces import IpAddress
+from agent.node.reach import FAILED_MS, Reach
 from agent.node.targets import CONNECTIONS_MOST, NodeTargets
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
-from router_core.exchange.failure import FailureClass
-from router_core.ids import Id16, node_id_of
+from agent.settings.values import PeerHint
+from router_core.exchange.failure import Cause, FailureClass
+from router_core.ids import Id16, NodeName, node_id_of
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Address
-from tests.agent.node.rig import MESH, World, a_member, an_endpoint, an_owned, id32
+from tests.agent.node.rig import MESH, HandClock, World, a_member, an_endpoint, an_owned, id32
 
 BETA = node_id_of(id32("beta"))
 TWO = tuple(
     Address(ip=ip_address(ip).packed, mesh_port=7_433, ingress_port=7_434) for ip in ("10.0.0.1", "10.0.0.2")
 )
+
+PEERS = [
+    PeerHint(ref=NodeName("gamma"), named=True, ip=ip_address(ip), port=7_433)
+    for ip in ("203.0.113.7", "203.0.113.8")
+]
 
 
 class Hand:
@@ -35,12 +43,17 @@ class Hand:
         self.members: Mapping[Id16, Member] = {}
         self.draining = False
         self.contexts = TlsContexts(OwnFiles(own.cert_path, own.key_path))
+        self.ways: list[tuple[IpAddress, bool]] = []
+        self.clock = HandClock()
+        self.reach = Reach(self.clock)
         self.targets = NodeTargets(
             board=self.world.board,
             endpoints=lambda: self.endpoints,
             members=lambda: self.members,
             contexts=self.contexts,
-            book=AddressBook(AddressRules(allow=(ip_network("10.0.0.0/8"),))),
+            book=AddressBook(AddressRules(allow=(ip_network("10.0.0.0/8"),)), PEERS),
+            ways=lambda peer: self.ways,
+            reach=self.reach,
             is_draining=lambda: self.draining,
         )
 
@@ -49,8 +62,17 @@ class Hand:
         self.targets.members_changed(self.members, MESH)
 
     def beta(self) -> tuple[str, int] | None:
+        """The address that is tried first."""
         route = self.targets.peer(BETA)
-        return None if route is None else (route.ip, route.port)
+        return None if route is None else route.addresses[0]
+
+    def all_of_beta(self) -> list[str]:
+        route = self.targets.peer(BETA)
+        return [] if route is None else [f"{ip}:{port}" for ip, port in route.addresses]
+
+    def linked(self, *ways: tuple[str, bool]) -> None:
+        self.ways = [(ip_address(ip), dialled) for ip, dialled in ways]
+        self.targets.moved(BETA)
 
 
 @pytest.fixture
@@ -64,15 +86,81 @@ def hand(tmp_path: Path) -> Hand:
 def test_a_peer_is_where_it_says_its_ingress_is(hand: Hand) -> None:
     route = hand.targets.peer(BETA)
     assert route is not None
-    assert (route.ip, route.port, route.pin) == ("10.0.0.1", 7_434, b"beta")
+    assert route.addresses == (("10.0.0.1", 7_434), ("10.0.0.2", 7_434))
+    assert route.pin == b"beta"
 
 
-def test_an_address_that_could_not_be_connected_comes_last_next_time(hand: Hand) -> None:
-    assert hand.beta() == ("10.0.0.1", 7_434)
-    hand.targets.unreached(BETA)
+def test_an_address_that_could_not_be_connected_comes_last_next_time(
+    hand: Hand,
+) -> None:
+    route = hand.targets.peer(BETA)
+    assert route is not None
+    assert route.reached is not None
+    route.reached("10.0.0.1", 7_434, Cause.CONNECT_REFUSED)
+    assert hand.all_of_beta() == ["10.0.0.2:7434", "10.0.0.1:7434"]
+    route.reached("10.0.0.1", 7_434, None)
+    assert hand.all_of_beta() == ["10.0.0.1:7434", "10.0.0.2:7434"]
+    route.reached("10.0.0.1", 7_434, Cause.CONNECT_TIMEOUT)
     assert hand.beta() == ("10.0.0.2", 7_434)
-    hand.targets.unreached(BETA)
+    hand.clock.now += FAILED_MS
+    hand.reach.keep({BETA})
     assert hand.beta() == ("10.0.0.1", 7_434)
+
+
+def test_where_the_link_was_dialled_comes_first_and_where_one_came_from_last(hand: Hand) -> None:
+    hand.linked(("10.0.0.2", True))
+    assert hand.all_of_beta() == ["10.0.0.2:7434", "10.0.0.1:7434"]
+    hand.linked(("10.0.0.2", False))
+    assert hand.all_of_beta() == ["10.0.0.2:7434", "10.0.0.1:7434"]
+    hand.linked(("10.9.9.9", False))
+    assert hand.all_of_beta() == ["10.0.0.1:7434", "10.0.0.2:7434", "10.9.9.9:7434"]
+
+
+def test_what_a_link_proved_needs_no_network_to_be_allowed_and_keeps_the_port_that_is_told(
+    hand: Hand,
+) -> None:
+    told = Address(ip=ip_address("203.0.113.7").packed, mesh_port=7_433, ingress_port=8_434)
+    hand.world.peer("beta", an_endpoint(), addrs=(told,))
+    assert hand.all_of_beta() == []
+    assert [(str(at), why) for at, why in hand.targets.left_out(BETA)] == [
+        ("203.0.113.7:8434", Unfit.NOT_ALLOWED)
+    ]
+    hand.linked(("203.0.113.7", True))
+    assert hand.all_of_beta() == ["203.0.113.7:8434"]
+    assert hand.targets.left_out(BETA) == ()
+    hand.linked(("169.254.1.1", True), ("127.0.0.1", True))
+    assert hand.all_of_beta() == []
+
+
+def test_what_the_operator_says_is_dialled_for_requests_as_it_is_for_links(hand: Hand) -> None:
+    gamma = node_id_of(id32("gamma"))
+    hand.admit(a_member("gamma"))
+    told = Address(ip=ip_address("203.0.113.7").packed, mesh_port=7_433, ingress_port=8_434)
+    hand.world.peer("gamma", an_endpoint(), addrs=(told,))
+    route = hand.targets.peer(gamma)
+    assert route is not None
+    assert route.addresses == (("203.0.113.7", 8_434), ("203.0.113.8", 8_434))
+
+
+def test_a_member_is_unreachable_once_no_address_worked_and_until_one_does(hand: Hand) -> None:
+    changed: list[str] = []
+    hand.reach.subscribe(changed.append)
+    hand.targets.unreached(BETA, Cause.EOF)
+    assert hand.reach.of(BETA) is None
+    hand.targets.unreached(BETA, Cause.CONNECT_TIMEOUT)
+    found = hand.reach.of(BETA)
+    assert found is not None
+    assert (found.why, str(found.at)) == ("timed_out", "10.0.0.1:7434")
+    assert hand.reach.unreachable == {a_member("beta").id16}
+    hand.clock.now += 1_000
+    hand.targets.unreached(BETA, Cause.CONNECT_REFUSED)
+    again = hand.reach.of(BETA)
+    assert again is not None
+    assert again.since_ms == found.since_ms
+    assert len(changed) == 1, "told once"
+    hand.reach.heard(BETA, "10.0.0.2", 7_434, None)
+    assert hand.reach.of(BETA) is None
+    assert hand.reach.reached_ms(BETA) == hand.clock.now
 
 
 def test_a_look_up_costs_nothing_new_until_something_changed(hand: Hand) -> None:
@@ -104,7 +192,7 @@ def test_a_peer_without_an_address_that_may_be_dialled_is_nowhere(
 ) -> None:
     hand.world.peer("beta", an_endpoint(), addrs=addrs)
     assert hand.beta() is None
-    hand.targets.unreached(BETA)
+    hand.targets.unreached(BETA, Cause.CONNECT_REFUSED)
 
 
 def test_a_peer_whose_facts_are_unknown_is_nowhere(hand: Hand) -> None:

@@ -238,3 +238,20 @@ def test_own_word_is_believed_before_anybody_else_hears_it() -> None:
     told = world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
     assert isinstance(told, Turned)
     assert told.code == "model_absent"
+
+
+def test_who_takes_no_requests_is_left_out_by_name_and_asked_again_once_it_does() -> None:
+    world = World()
+    world.peer("beta", an_endpoint())
+    world.peer("gamma", an_endpoint())
+    world.viewing.reach_changed({id16("beta")})
+    chosen = world.route(world.ask())
+    assert chosen.at == key_of("gamma")
+    world.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
+    world.viewing.reach_changed({id16("beta"), id16("gamma")})
+    turned = world.ask("r2").decide(attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now)
+    assert isinstance(turned, Turned)
+    assert (turned.code, turned.status) == ("unreachable", 503)
+    world.viewing.reach_changed({id16("gamma")})
+    assert world.breakers.state(key_of("beta"), world.clock.now) is BreakerState.CLOSED
+    assert world.route(world.ask("r3")).at == key_of("beta")

@@ -56,8 +56,7 @@ class Ingress:
     def route(self, build_number: int = 1) -> PeerRoute:
         return PeerRoute(
             node=self.serving.own.node_id,
-            ip="127.0.0.1",
-            port=self.port,
+            addresses=(("127.0.0.1", self.port),),
             context=self.calling.contexts.client,
             build=build_number,
             pin=self.serving.own.der,

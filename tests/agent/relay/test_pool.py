@@ -122,3 +122,117 @@ async def test_a_name_that_leads_where_it_may_not_is_never_connected() -> None:
     assert caught.value.cause is Cause.CONNECT_FAILED
     assert got == []
     assert pool.open_connections == 0
+
+
+class Ways:
+    """Servers for one name on several loopback addresses, and what the pool was told of each."""
+
+    def __init__(self, vouched: Vouched, name: str = "peer.mesh") -> None:
+        self.vouched, self.name = vouched, name
+        self.told: list[tuple[str, Cause | None]] = []
+        self.port = 0
+        self.got: dict[str, list[asyncio.StreamWriter]] = {}
+
+    def options(self, *ips: str) -> Options:
+        return Options(
+            idle_ms=60_000,
+            idle_most=8,
+            most=8,
+            off_host=True,
+            context=self.vouched.client(),
+            server_name=self.name,
+            addresses=tuple((ip, self.port) for ip in ips),
+            reached=lambda ip, _port, cause: self.told.append((ip, cause)),
+        )
+
+    @contextlib.asynccontextmanager
+    async def at(self, ip: str, tls: bool = True) -> AsyncIterator[None]:
+        """Something that accepts there; without ``tls`` it never says anything."""
+        got = self.got.setdefault(ip, [])
+
+        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            got.append(writer)
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(4096):
+                    pass
+            writer.close()
+
+        context = self.vouched.server() if tls else None
+        server = await asyncio.start_server(accepted, ip, self.port, ssl=context)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+            for writer in got:
+                writer.transport.abort()
+
+
+PEER = Target("peer")
+
+
+@pytest.fixture
+def ways(tmp_path: Path) -> Ways:
+    return Ways(Vouched(tmp_path, "peer.mesh"))
+
+
+async def test_the_first_address_is_used_alone_while_it_works(ways: Ways) -> None:
+    pool = Pool(asyncio.get_running_loop())
+    async with ways.at("127.0.0.2"), ways.at("127.0.0.3"):
+        connection = await pool.connect(PEER, ways.options("127.0.0.2", "127.0.0.3"))
+        assert connection.transport.get_extra_info("peername")[0] == "127.0.0.2"
+        assert ways.told == [("127.0.0.2", None)]
+        assert pool.open_connections == 1
+        connection.abort()
+        await until(lambda: pool.open_connections == 0)
+    assert ways.got["127.0.0.3"] == []
+
+
+async def test_an_address_that_refuses_costs_no_time(ways: Ways) -> None:
+    pool, loop = Pool(asyncio.get_running_loop()), asyncio.get_running_loop()
+    async with ways.at("127.0.0.3"):
+        began = loop.time()
+        connection = await pool.connect(PEER, ways.options("127.0.0.2", "127.0.0.3"))
+        assert loop.time() - began < limits.NEXT_ADDRESS / 1_000
+        assert ways.told == [("127.0.0.2", Cause.CONNECT_REFUSED), ("127.0.0.3", None)]
+        connection.abort()
+        await until(lambda: pool.open_connections == 0)
+
+
+async def test_an_address_that_is_silent_is_overtaken_by_the_next_and_let_go(ways: Ways) -> None:
+    pool, loop = Pool(asyncio.get_running_loop()), asyncio.get_running_loop()
+    async with ways.at("127.0.0.2", tls=False), ways.at("127.0.0.3"):
+        began = loop.time()
+        connection = await pool.connect(PEER, ways.options("127.0.0.2", "127.0.0.3"))
+        assert loop.time() - began >= limits.NEXT_ADDRESS / 1_000 * 0.9
+        assert connection.transport.get_extra_info("peername")[0] == "127.0.0.3"
+        assert ways.told == [("127.0.0.3", None)]
+        [silent] = ways.got["127.0.0.2"]
+        await until(silent.transport.is_closing)
+        pool.keep(connection, 60_000)
+        assert pool.take(PEER) is connection, "all addresses lead to one place"
+        connection.abort()
+        await until(lambda: pool.open_connections == 0)
+
+
+async def test_if_no_address_works_the_cause_is_that_of_the_best(ways: Ways) -> None:
+    pool = Pool(asyncio.get_running_loop())
+    async with ways.at("127.0.0.4"):
+        pass
+    with pytest.raises(ConnectFailed) as failed:
+        await pool.connect(PEER, ways.options("127.0.0.2", "127.0.0.3"))
+    assert failed.value.cause is Cause.CONNECT_REFUSED
+    assert [ip for ip, _ in ways.told] == ["127.0.0.2", "127.0.0.3"]
+    assert pool.open_connections == 0
+
+
+async def test_a_caller_that_gives_up_leaves_nothing_open(ways: Ways) -> None:
+    pool = Pool(asyncio.get_running_loop())
+    async with ways.at("127.0.0.2", tls=False), ways.at("127.0.0.3", tls=False):
+        connecting = asyncio.create_task(pool.connect(PEER, ways.options("127.0.0.2", "127.0.0.3")))
+        await until(lambda: all(map(ways.got.get, ("127.0.0.2", "127.0.0.3"))))
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        assert pool.open_connections == 0
+        await until(lambda: all(got[0].transport.is_closing() for got in ways.got.values()))
+        assert ways.told == []

@@ -149,7 +149,7 @@ async def test_a_peer_that_shows_another_certificate_gets_nothing(tmp_path: Path
     async with Recorder() as far, Recorder() as near, pair(tmp_path, far.port, near.port) as (router, peer):
         route = peer.route()
         router.fleet.peers[peer.id] = PeerRoute(
-            node=route.node, ip=route.ip, port=route.port, context=route.context, build=2, pin=b"another"
+            node=route.node, addresses=route.addresses, context=route.context, build=2, pin=b"another"
         )
         assert (await ask(router.port, post(router.port))).headers["x-pairmesh-attempts"] == "2"
         assert router.watch.attempts[0].outcome.cause is Cause.IDENTITY
@@ -191,7 +191,11 @@ async def test_without_a_continue_no_body_byte_leaves_and_another_endpoint_serve
         route = peer.route()
         port = server.sockets[0].getsockname()[1]
         router.fleet.peers[peer.id] = PeerRoute(
-            node=route.node, ip=route.ip, port=port, context=route.context, build=1, pin=route.pin
+            node=route.node,
+            addresses=(("127.0.0.1", port),),
+            context=route.context,
+            build=1,
+            pin=route.pin,
         )
         router.fleet.order.append((peer.id, "e0"))
         router.fleet.add(Local("local0", near.port))

@@ -81,6 +81,24 @@ def test_routable_needs_freshness_records_and_no_flag_against_it(over, routable)
     assert a_view(a_change("a", **over)).nodes[A.id16].routable is routable
 
 
+def test_who_takes_no_requests_is_not_routable_until_it_does_again():
+    view = a_view(a_change("a"), a_change("b"))
+    cut = fold(view, [], MEMBERS, NOW, {A.id16})
+    assert (cut.nodes[A.id16].unreachable, cut.nodes[A.id16].routable) == (True, False)
+    assert cut.nodes[B.id16] is view.nodes[B.id16]
+    heard = fold(cut, [a_change("a", seq=2)], MEMBERS, NOW, {A.id16})
+    assert (heard.nodes[A.id16].unreachable, heard.nodes[A.id16].seq) == (True, 2)
+    again = fold(heard, [], MEMBERS, NOW)
+    assert (again.nodes[A.id16].unreachable, again.nodes[A.id16].routable) == (False, True)
+
+
+def test_the_own_node_is_never_unreachable():
+    me = id16_of(ME)
+    view = fold(empty(ME, NodeName("me")), [a_change("a", origin=me)], {}, NOW, {me})
+    assert view.own is not None
+    assert view.own.routable
+
+
 def test_the_index_finds_names_aliases_and_digests():
     digest = bytes(range(32))
     models = (

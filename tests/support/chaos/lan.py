@@ -3,7 +3,7 @@
 Cuts are rules at the receiving host; a cut without ``oneway`` is two of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.chaos import namespaces
@@ -36,10 +36,11 @@ class Lan:
             raise
         return lan
 
-    def add(self, host: str) -> str:
-        """One more host; its namespace."""
+    def add(self, host: str, first: Callable[[str], None] = lambda _: None) -> str:
+        """One more host; its namespace, which ``first`` gets before there is an interface in it."""
         place = len(self.hosts) + 1
         inside = self.hosts[host] = namespaces.make_namespace(f"{self.name}-{host}")
+        first(inside)
         port = f"p{place}"
         peer = ("type", "veth", "peer", "name", port, "netns", self.switch)
         sh("ip", "link", "add", "eth0", "netns", inside, *peer)

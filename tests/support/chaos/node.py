@@ -66,13 +66,14 @@ class NodeProc(Node):
         namespaces.mount_tmpfs(self.state, f"{self.lan.name}-{self.name}", size=size)
         self.mounted = True
 
-    def write_chaos_settings(self, peers: tuple[str, ...] = ()) -> None:
-        """As shipped, except signals of a shared host and the times that tests may shorten."""
+    def write_chaos_settings(self, peers: tuple[str, ...] = (), more: str = "") -> None:
+        """As shipped, except signals of a shared host and the times that tests may shorten; ``more`` lines for the
+        mesh."""
         off = "\n".join(f'"{name}" = "off"' for name in SHARED_HOST_SIGNALS)
         listed = ", ".join(f'"{peer}"' for peer in peers)
         (self.config / "pairmesh.toml").write_text(
             f'name = "{self.name}"\n[mesh]\npeers = [{listed}]\nbackoff_max_s = 3\ngone_min_s = 20\n'
-            "gone_redial_s = 5\n"
+            f"gone_redial_s = 5\n{more}\n"
             f'[engines]\nautodetect = false\n[sampling]\nnvml = "off"\n[sampling.pressure]\n{off}\n'
         )
 
