@@ -231,7 +231,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
     cannot be told, so that nobody is offered them, ``more_models`` how many of its list are not looked at,
     ``untold_models`` how many more this node has than it can tell;
-    ``troubles``: by endpoint, in a word why it takes no requests; ``told``: the addresses others are told to reach it at.
+    ``troubles``: by endpoint, in a word what is wrong with it; ``withdrawn``: by endpoint, what it lately did not know;
+    ``told``: the addresses others are told to reach it at.
     ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
     nobody got, ``host`` is what was measured here, ``waits_for_restart`` the settings whose value in the file is another
     one by now."""
@@ -253,6 +254,7 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     more_models: dict[str, int] = {}
     untold_models: int = 0
     troubles: dict[str, str] = {}
+    withdrawn: dict[str, tuple[str, ...]] = {}
     residency: ResidencyDoc | None = None
     label: str = ""
     log_lines_lost: int = 0

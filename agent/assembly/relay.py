@@ -35,7 +35,7 @@ from agent.relay.ingress import IngressFront
 from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import Observer, Phase, Placer
-from agent.relay.wiring import Hands, Wiring
+from agent.relay.wiring import Hands, Wiring, own_requests
 from router_core.ids import Id16, MeshId, parse_node_id
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Member
@@ -125,6 +125,7 @@ class RelayRooms:
         self.refused = Counter(
             "pairmesh_connections_refused_total", "Connections refused, or left waiting.", ("port", "why")
         )
+        engines.progress = lambda name: own_requests(self.wiring.in_hand, self._endpoint_key(name))
         self.buffered = Buffered()
         dates = Dates()
         self.api_roll, self.ingress_roll = Roll(clock), Roll(clock)

@@ -56,6 +56,9 @@ _LOG_LOST: Final = "whoever reads its standard error stands still or is gone, or
 
 _TROUBLES: Final = {
     "unreachable": "does not answer at its url: is it running, and is that its port?",
+    "silent": "answers nothing at all: it serves only if nobody else can. It may be busy; if it stays so, restart it",
+    "stuck": "answers questions, and has let every request wait for a minute: it serves only if nobody else can. If it stays "
+    "so, restart it",
     "starting": "answers, but lists no models yet: it still starts, or its url leads to something else",
     "list_too_large": f"lists more models than {limits.ENGINE_LIST_BODY // limits.MIB} MiB hold: name those to offer in its "
     "manifest, a [[models]] each",
@@ -208,6 +211,10 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
             "engines",
             f"{name} lists {count(how_many, 'model')} more than the {limits.ENGINE_MODELS:,} that are looked at: nobody is "
             "offered those; shorten its list",
+        )
+    for name, what in status.own.withdrawn.items():
+        yield odd(
+            "engines", f"{name} answered as if it did not have {', '.join(what)}: not sent there for a while"
         )
     for name, how_many in status.own.unfit_names.items():
         yield odd("engines", f"{unfit(name, how_many)}: {_FIT_NAMES}")

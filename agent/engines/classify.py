@@ -43,7 +43,7 @@ def _any(verdict: FailureClass, *statuses: int) -> Rule:
 _F = FailureClass
 _VLLM: Final = (
     _any(_F.BUSY, 503),
-    _saying(_F.ABSENT, rb"notfounderror|model.*not (exist|found)", 404),
+    _saying(_F.ABSENT, rb"notfounderror|model.*not (exist|found)|\"object\"\s*:\s*\"error\"", 404),
     _saying(_F.TOO_LONG, rb"maximum context length", 400),
     _any(_F.AUTH, 401),
     _any(_F.ROUTE, 404, 405),
@@ -81,13 +81,14 @@ RULES: Final[dict[EngineKind, tuple[Rule, ...]]] = {
     EngineKind.OPENAI: (
         _saying(_F.LOADING, rb"loading", 503),
         _any(_F.BUSY, 429, 503, 529),
-        _saying(_F.ABSENT, rb"\"error\"\s*:|model not found", 404),
+        _any(_F.ABSENT, 404),
         _saying(_F.TOO_LONG, rb"context_length_exceeded", 400),
         _any(_F.AUTH, 401, 403),
-        _any(_F.ROUTE, 404, 405),
+        _any(_F.ROUTE, 405),
     ),
 }
-"""Per engine, first match wins; whatever matches nothing is ``OTHER``."""
+"""Per engine, first match wins; whatever matches nothing is ``OTHER``. Which of ``ABSENT`` and ``ROUTE`` it is is a hint:
+the engine's list decides what is withdrawn."""
 
 
 def classify(engine: str, status: int | None, prefix: bytes) -> FailureClass:

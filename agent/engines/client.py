@@ -192,7 +192,9 @@ class EngineClient:
                 _, writer = await asyncio.open_connection(host, url.port)
         except AddressRefused as error:
             raise _unreachable(error) from None
-        except (OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise EngineUnreachable("timeout", type(error).__name__) from None
+        except OSError as error:
             raise EngineUnreachable("connect", type(error).__name__) from None
         writer.close()
         with contextlib.suppress(OSError):
@@ -261,7 +263,7 @@ def _unreachable(error: Exception) -> EngineUnreachable:
         if isinstance(cause, AddressRefused):
             return EngineUnreachable("guard", "address refused")
         cause = cause.__cause__
-    if isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError)):
+    if isinstance(error, aiohttp.ClientConnectorError):
         return EngineUnreachable("connect", type(error).__name__)
     if isinstance(error, TimeoutError):
         return EngineUnreachable("timeout", type(error).__name__)

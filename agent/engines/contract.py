@@ -46,17 +46,24 @@ class EngineBusy(RemoteFault):
 
 
 class Health(Enum):
-    """State of an endpoint as its monitor sees it. Only ``READY`` and ``DEGRADED`` take requests."""
+    """State of an endpoint as its monitor sees it. ``SILENT`` answers nothing, ``STUCK`` answers questions and does no
+    work: neither is proof of anything, so they take requests if nobody else can."""
 
     UNREACHABLE = "unreachable"
     STARTING = "starting"
     READY = "ready"
     DEGRADED = "degraded"
+    SILENT = "silent"
+    STUCK = "stuck"
     UNAUTHORISED = "unauthorised"
     REFUSED = "refused"
 
     @property
     def takes_requests(self) -> bool:
+        return self in _SERVES
+
+    @property
+    def is_sound(self) -> bool:
         return self in (Health.READY, Health.DEGRADED)
 
     @property
@@ -65,11 +72,14 @@ class Health(Enum):
         return _CODES[self]
 
 
+_SERVES = frozenset({Health.READY, Health.DEGRADED, Health.SILENT, Health.STUCK})
 _CODES: dict[Health, EngineState] = {
     Health.UNREACHABLE: EngineState.DOWN,
     Health.STARTING: EngineState.STARTING,
     Health.READY: EngineState.READY,
     Health.DEGRADED: EngineState.READY,
+    Health.SILENT: EngineState.FAILING,
+    Health.STUCK: EngineState.FAILING,
     Health.UNAUTHORISED: EngineState.DOWN,
     Health.REFUSED: EngineState.DOWN,
 }
@@ -119,7 +129,8 @@ class Finish(Enum):
 
 class Identity(Struct, frozen=True, gc=False, kw_only=True):
     """What answers at an endpoint. ``instance`` is an opaque token of one process life, compared for equality
-    only. ``dialects`` and ``caps`` are the engine's own; a manifest may overrule the former.
+    only. ``dialects`` and ``caps`` are the engine's own; a manifest may overrule the former. ``tried`` are dialects that
+    are assumed by its kind alone: nobody told of them.
     ``loads_on_demand``: a request loads, or wakes, a model that is not resident. ``models_most`` is how many models it
     holds at a time before it evicts one by itself, None where it does not tell."""
 
@@ -128,6 +139,7 @@ class Identity(Struct, frozen=True, gc=False, kw_only=True):
     version: str | None = None
     instance: str | None = None
     dialects: Dialect = Dialect(0)
+    tried: Dialect = Dialect(0)
     caps: Caps = Caps()
     metrics: bool = False
     pushes_state: bool = False
@@ -256,9 +268,9 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
 
     ``owned`` already holds the manifest's facts (manifest before engine before unknown; of two context limits
     the smaller). ``observed_ms`` is the boot-clock time of the last good answer about residency and load. ``reason``
-    is a short code for a health that takes no requests. ``withdrawn`` are dialects whose route the engine lately did
-    not know; ``unfit_names`` counts models left out for their name, ``more_models`` those of a list too long to be
-    looked at.
+    is a short code for a health that is not sound. ``withdrawn`` are dialects whose route the engine lately did
+    not know, ``lacking`` says so in words, embeddings of single models included; ``unfit_names`` counts models left out
+    for their name, ``more_models`` those of a list too long to be looked at.
     """
 
     name: str
@@ -273,6 +285,7 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     observed_ms: int | None = None
     credential: Credential | None = None
     withdrawn: Dialect = Dialect(0)
+    lacking: tuple[str, ...] = ()
     unfit_names: int = 0
     more_models: int = 0
 

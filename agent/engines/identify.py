@@ -95,6 +95,7 @@ async def _ollama(client: EngineClient) -> Identity | None:
         flavour="native",
         version=version[:32],
         dialects=ollama_dialects(version, entry.dialects),
+        tried=Dialect.MESSAGES,
         caps=entry.caps,
         loads_on_demand=True,
     )
@@ -128,6 +129,7 @@ async def _llamacpp_identity(client: EngineClient, props: object) -> Identity:
         flavour=flavour,
         version=(shape.text(props, "build_info") or "")[:32] or None,
         dialects=entry.dialects,
+        tried=Dialect.RESPONSES | Dialect.MESSAGES | Dialect.RERANK | Dialect.EMBED,
         caps=entry.caps,
         metrics=shape.truth(props, "endpoint_metrics") or False,
         pushes_state=routes,
@@ -182,6 +184,7 @@ def _plain_identity(told: Dialect | None) -> Identity:
         engine=EngineKind.OPENAI,
         flavour="plain",
         dialects=entry.dialects if told is None else told,
+        tried=(Dialect.COMPLETION | Dialect.EMBED) & ~(Dialect(0) if told is None else told),
         caps=entry.caps,
     )
 

@@ -36,12 +36,21 @@ from agent.engines.contract import (
     ResidentModel,
     own_load,
 )
-from agent.engines.health import Signs
+from agent.engines.health import FAILURES, Signs
 from agent.engines.identify import Starting, identify
 from agent.engines.names import overlaid, publishable
-from agent.settings.manifest import Manifest
-from router_core.record.state import Dialect
+from agent.settings.manifest import API_PATH, Caps, Manifest
+from router_core import limits
+from router_core.record.spelling import dialect_name
+from router_core.record.state import Capability, Dialect
 
+_LEARN_MS = 100
+"""How soon it is tried whether an engine answers with more requests in hand than ever before."""
+_HEARD_MS = 5_000
+"""A byte that came so short a time ago is a sign of life."""
+_STUCK_MS = 60_000
+_ASK_MS = 2_000
+_DENIED_MOST = 64
 Changed = Callable[[EndpointStatus, bool], None]
 """Told of every change but mere age; the flag is True if health or residency changed."""
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
@@ -67,6 +76,18 @@ class Cadence(Struct, frozen=True, gc=False, kw_only=True):
     retry_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 9_000)
 
 
+class OwnRequests(Struct, frozen=True, gc=False, kw_only=True):
+    """How own requests at an engine get on. Boot ms, None if there is none: when the latest byte of any came, when the
+    newest of those without a byte was sent. ``all_overdue``: each of these is later than was to be expected."""
+
+    last_byte_ms: float | None = None
+    newest_ms: float | None = None
+    all_overdue: bool = False
+
+
+NO_WORK = OwnRequests()
+
+
 class EndpointMonitor:
     """Watches the engine of one manifest. ``run`` until cancelled or refused; then the client is closed."""
 
@@ -82,6 +103,7 @@ class EndpointMonitor:
         cadence: Cadence,
         credential: Credential | None = None,
         detected: bool = False,
+        progress: Callable[[], OwnRequests] = lambda: NO_WORK,
     ) -> None:
         self._manifest = manifest
         self._client = client
@@ -90,6 +112,7 @@ class EndpointMonitor:
         self._spawn = spawn
         self._changed = changed
         self._cadence = cadence
+        self._progress = progress
         self._signs = Signs()
         self._identity: Identity | None = None
         self._adapter: EngineAdapter | None = None
@@ -105,7 +128,12 @@ class EndpointMonitor:
         self._identify_at = self._slow_at = self._fast_at = self._worked_ms
         self._listed: set[str] = set()
         self._too_large = False
-        self._withdrawn: dict[Dialect, int] = {}
+        self._denied: dict[tuple[str, Dialect], None] = {}
+        self._withdrawn: dict[tuple[str | None, Dialect], int] = {}
+        self._proven = Dialect(0)
+        self._asked_ms = -_ASK_MS
+        self._broke_off = False
+        self._moved_ms = self._worked_ms
         self._status = EndpointStatus(
             name=manifest.name,
             manifest=manifest,
@@ -149,8 +177,11 @@ class EndpointMonitor:
         now = self._clock.boot_ms()
         if began or in_flight > self._in_flight:
             self._worked_ms = now
-            if now + self._cadence.busy_ms < self._fast_at:
-                self._fast_at = now + self._cadence.busy_ms
+            wait_ms = self._cadence.busy_ms
+            if in_flight > self._signs.answered_most:
+                wait_ms = min(wait_ms, _LEARN_MS)
+            if now + wait_ms < self._fast_at:
+                self._fast_at = now + wait_ms
                 self._wake.set()
         self._in_flight = in_flight
         if self._status.load is not None and self._status.load.source is LoadSource.OWN:
@@ -169,46 +200,70 @@ class EndpointMonitor:
         if not waiting:
             del self._waiting[model]
 
-    def report_connect_failed(self) -> None:
-        """A request could not connect: the engine is gone until it answers again."""
-        self._silent(connect=True)
-        self._publish()
-        self._soon(identify=True)
+    def report_connect_failed(self, *, refused: bool = True) -> None:
+        """A request could not connect: the engine is gone until it answers again, unless it was merely slow to accept."""
+        if refused:
+            self._gone()
+            self._publish()
+            self._soon(identify=True)
+        else:
+            self.look_soon()
 
     def look_soon(self) -> None:
         """The engine was told to change what it holds."""
         self._fast_at = min(self._fast_at, self._clock.boot_ms())
         self._wake.set()
 
-    def report_absent(self) -> None:
-        """The engine did not know a model it was listed with."""
-        self._soon(slow=True)
+    def report_denied(self, model: str, dialect: Dialect) -> None:
+        """The engine answered as if it did not have the model (a published name), or the route of ``dialect``: its list
+        tells which, and is read at once."""
+        if len(self._denied) < _DENIED_MOST:
+            self._denied[model, dialect] = None
+        self.list_soon()
 
     def report_auth(self) -> None:
-        """The engine refused our own key for a request."""
-        self._signs = self._signs.unauthorised()
-        self._identify_at = self._clock.boot_ms() + self._cadence.identify_ms
-        self._publish()
+        """The engine refused a request, for our key or for what its caller asked: its list tells which."""
+        self.list_soon()
 
-    def report_route(self, dialect: Dialect) -> None:
-        """The engine did not know the route of ``dialect``: it is withdrawn for a while."""
-        self._withdrawn[dialect] = self._clock.boot_ms() + self._cadence.withdrawn_ms
-        self._publish()
+    def report_served(self, dialect: Dialect) -> None:
+        """The engine speaks ``dialect``, whatever was assumed."""
+        if dialect & ~self._proven:
+            self._proven |= dialect
+
+    def list_soon(self) -> None:
+        """Read the list now, but not for every request of a caller who keeps asking for what is not there."""
+        now = self._clock.boot_ms()
+        due = max(now, self._asked_ms + _ASK_MS)
+        if due < self._slow_at:
+            self._slow_at = self._asked_ms = due
+            self._wake.set()
 
     # Polling.
 
     async def _step(self) -> None:
-        if self._adapter is None or self._clock.boot_ms() >= self._identify_at:
+        """Whatever is due. While questions go unanswered only the quick ones are asked."""
+        if self._adapter is None or (self._may_ask and self._clock.boot_ms() >= self._identify_at):
             await self._identify()
-        if self._adapter is not None and self._clock.boot_ms() >= self._slow_at:
-            await self._list(self._adapter)
+        if self._signs.listed_ms is None:
+            await self._list_if_due()
         if self._adapter is not None and self._clock.boot_ms() >= self._fast_at:
             await self._look(self._adapter)
+            self._publish()
+        await self._list_if_due()
+
+    async def _list_if_due(self) -> None:
+        if self._adapter is not None and self._may_ask and self._clock.boot_ms() >= self._slow_at:
+            await self._list(self._adapter)
+
+    @property
+    def _may_ask(self) -> bool:
+        """Nothing went unanswered lately, or an answer broke off: whoever is there now is to be asked who it is."""
+        return self._broke_off or not self._signs.failures
 
     async def _pause(self) -> None:
         due = self._identify_at
         if self._adapter is not None:
-            due = min(due, self._slow_at, self._fast_at)
+            due = min(due, self._slow_at, self._fast_at) if self._may_ask else self._fast_at
         try:
             async with asyncio.timeout(max(0, due - self._clock.boot_ms()) / 1_000):
                 await self._wake.wait()
@@ -218,12 +273,13 @@ class EndpointMonitor:
             self._wake.clear()
 
     async def _identify(self) -> None:
+        self._broke_off = False
         try:
             verdict = await identify(self._client, self._manifest)
         except EngineUnreachable as error:
             if error.reason == "guard":
                 self._signs = self._signs.refused(Refusal.URL_REFUSED)
-            self._silent(connect=error.reason == "connect")
+            self._unanswered(error)
             self._retry()
             return
         except EngineMisspoke as error:
@@ -249,6 +305,7 @@ class EndpointMonitor:
         if self._adapter is not None and self._identity == identity:
             return
         self._drop()
+        self._proven = Dialect(0)
         self._identity = identity
         entry = CATALOGUE[identity.engine, identity.flavour]
         self._adapter = adapter = entry.adapter(
@@ -264,8 +321,7 @@ class EndpointMonitor:
         try:
             told = await adapter.inventory()
         except EngineUnreachable as error:
-            self._silent(connect=error.reason == "connect")
-            self._soon(identify=True)
+            self._unanswered(error)
             return
         except EngineMisspoke as error:
             self._too_large = error.reason == "too_large"
@@ -278,8 +334,9 @@ class EndpointMonitor:
             return
         self._too_large = False
         if adapter is self._adapter:
-            self._signs = self._signs.listed(self._clock.boot_ms())
+            self._signs = self._signs.listed(self._clock.boot_ms(), self._in_flight)
             await self._owns(adapter, told)
+            self._withdraw(self._clock.boot_ms())
 
     async def _owns(self, adapter: EngineAdapter, told: tuple[OwnedModel, ...]) -> None:
         """Take over what the engine could serve; a long list is looked through off the loop."""
@@ -291,7 +348,10 @@ class EndpointMonitor:
             owned, unfit = publishable(overlaid(told, models))
         if adapter is self._adapter:
             self._status = replace(
-                self._status, owned=owned, unfit_names=unfit, more_models=adapter.more_models
+                self._status,
+                owned=self._without_embeddings(owned),
+                unfit_names=unfit,
+                more_models=adapter.more_models,
             )
 
     async def _look(self, adapter: EngineAdapter) -> None:
@@ -303,24 +363,62 @@ class EndpointMonitor:
         try:
             seen = await adapter.observe(self._clock.boot_ms(), period)
         except EngineUnreachable as error:
-            self._silent(connect=error.reason == "connect")
-            self._soon(identify=True)
+            self._unanswered(error)
+            if not self._signs.lost and self._signs.failures < FAILURES:
+                await self._touch()
             return
         except EngineMisspoke as error:
-            self._signs = self._signs.answered(self._clock.boot_ms())
+            self._signs = self._signs.answered(self._clock.boot_ms(), self._in_flight)
             if error.reason == "loading":
                 self._misspoke(error)
             self._soon(identify=error.reason == "loading")
             return
         if adapter is not self._adapter:
             return
-        self._signs = self._signs.looked(self._clock.boot_ms())
+        self._signs = self._signs.looked(self._clock.boot_ms(), self._in_flight)
         if seen.owned is not None:
             await self._owns(adapter, seen.owned)
-            self._signs = self._signs.listed(self._clock.boot_ms())
+            self._signs = self._signs.listed(self._clock.boot_ms(), self._in_flight)
         self._saw(seen)
         if adapter.restarts != before:
             self._soon(identify=True, slow=True)
+
+    def _withdraw(self, now: int) -> None:
+        """What was denied although the list still has it: the route is missing then, if it was only assumed to be there.
+        What is told or has served stays, as does what one model may lack and another have."""
+        owned = self._status.owned
+        denied, self._denied = self._denied, {}
+        tried = self._identity.tried & ~self._proven if self._identity is not None else Dialect(0)
+        names = {name for model in owned for name in (model.name, *model.aliases)}
+        end = now + self._cadence.withdrawn_ms
+        for model, dialect in denied:
+            if model not in names or not dialect & tried:
+                continue
+            one_of_many = dialect & Dialect.EMBED and len(owned) > 1
+            self._withdrawn[model if one_of_many else None, dialect] = end
+        self._status = replace(self._status, owned=self._without_embeddings(owned))
+
+    def _without_embeddings(self, owned: tuple[OwnedModel, ...]) -> tuple[OwnedModel, ...]:
+        """``owned``, of which some were found not to embed."""
+        lacking = {model for model, dialect in self._withdrawn if model is not None}
+        if not lacking:
+            return owned
+        cap = Capability.EMBEDDINGS
+        return tuple(
+            replace(model, caps=Caps(known=model.caps.known | cap, has=model.caps.has & ~cap))
+            if lacking.intersection((model.name, *model.aliases))
+            else model
+            for model in owned
+        )
+
+    def _is_stuck(self, now: int) -> bool:
+        """Whether requests of ours have been in the engine for long, later than expected all of them, while no byte came and
+        no counter of its own moved."""
+        own = self._progress()
+        if not own.all_overdue or any(model.state is Residency.LOADING for model in self._status.resident):
+            return False
+        last_ms = max(own.newest_ms or 0.0, own.last_byte_ms or 0.0, float(self._moved_ms))
+        return own.newest_ms is not None and now - last_ms >= _STUCK_MS
 
     def _awaited(self) -> dict[str, int]:
         """By native id, since when a request waits for its first byte."""
@@ -336,6 +434,8 @@ class EndpointMonitor:
         unknown = {model.native_id for model in seen.resident} - self._listed
         self._listed |= unknown
         self._soon(slow=bool(ended or unknown))
+        if seen.load.tg_tps or seen.load.pp_tps or seen.resident != self._status.resident:
+            self._moved_ms = self._clock.boot_ms()
         self._status = replace(
             self._status, resident=seen.resident, load=seen.load, observed_ms=self._clock.boot_ms()
         )
@@ -356,10 +456,40 @@ class EndpointMonitor:
 
     # What follows from it.
 
-    def _silent(self, *, connect: bool) -> None:
-        self._signs = self._signs.silent(connect=connect)
-        if self._signs.lost:
-            self._drop()
+    async def _touch(self) -> None:
+        """After a look that was not answered: whatever it says to the cheapest question is an answer. Then look again."""
+        cheapest = "/health" if self._manifest.url.path == API_PATH else "/v1/models"
+        try:
+            await self._client.get(cheapest, cap=limits.ENGINE_HEALTH_BODY)
+        except EngineUnreachable as error:
+            self._unanswered(error)
+        except EngineMisspoke:
+            self._signs = self._signs.answered(self._clock.boot_ms(), self._in_flight)
+        else:
+            self._signs = self._signs.answered(self._clock.boot_ms(), self._in_flight)
+        if 0 < self._signs.failures < FAILURES:
+            self._fast_at = self._clock.boot_ms()
+
+    def _unanswered(self, error: EngineUnreachable) -> None:
+        """A question got no answer. A refused connection is a fact, an answer that broke off asks who is there now; of mere
+        silence any byte of an answer to a request of ours since makes nothing."""
+        now = self._clock.boot_ms()
+        if error.reason in ("connect", "guard"):
+            self._gone()
+            self._soon(identify=True)
+            return
+        if error.reason == "read" and self._adapter is not None:
+            self._broke_off = True
+            self._soon(identify=True)
+        heard_ms = self._progress().last_byte_ms
+        if heard_ms is not None and now - heard_ms <= _HEARD_MS:
+            self._signs = self._signs.works()
+        else:
+            self._signs = self._signs.missed(now, self._in_flight)
+
+    def _gone(self) -> None:
+        self._signs = self._signs.gone()
+        self._drop()
 
     def _misspoke(self, error: EngineMisspoke) -> None:
         self._signs = self._signs.unlisted(
@@ -406,11 +536,13 @@ class EndpointMonitor:
     def _publish(self) -> None:
         """Make the newest picture the status, and tell of it if more than its age changed."""
         now = self._clock.boot_ms()
-        self._withdrawn = {dialect: end for dialect, end in self._withdrawn.items() if end > now}
+        self._withdrawn = {what: end for what, end in self._withdrawn.items() if end > now}
         withdrawn = Dialect(0)
-        for dialect in self._withdrawn:
-            withdrawn |= dialect
-        health = self._signs.judge(now, self._period())
+        for model, dialect in self._withdrawn:
+            withdrawn |= dialect if model is None else Dialect(0)
+        health = self._signs.judge(now, self._period(), self._in_flight)
+        if health is Health.READY and self._is_stuck(now):
+            health = Health.STUCK
         identity = self._identity
         if identity is not None and self._adapter is not None:
             identity = replace(identity, instance=self._adapter.instance)
@@ -421,6 +553,12 @@ class EndpointMonitor:
             identity=identity or self._status.identity,
             load=self._load(self._status.load),
             withdrawn=withdrawn,
+            lacking=tuple(
+                [
+                    dialect_name(dialect) if model is None else f"{dialect_name(dialect)} of {model}"
+                    for model, dialect in self._withdrawn
+                ]
+            ),
         )
         before, self._told = self._told, _ageless(status)
         if self._told != before:
@@ -435,7 +573,7 @@ class EndpointMonitor:
     def _reason(self, health: Health) -> str | None:
         if self._signs.refusal is not None:
             return self._signs.refusal.value
-        if health.takes_requests:
+        if health.is_sound:
             return None
         return TOO_LARGE if self._too_large and health is not Health.UNREACHABLE else health.value
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -12,7 +12,7 @@ from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.engines.client import EngineClient
 from agent.engines.contract import Credential, EndpointStatus
 from agent.engines.detect import Detection, default_manifest
-from agent.engines.monitor import Cadence, Changed, EndpointMonitor
+from agent.engines.monitor import NO_WORK, Cadence, Changed, EndpointMonitor, OwnRequests
 from agent.engines.outside import Outside, is_outside
 from agent.settings.manifest import Manifest
 from router_core import limits
@@ -29,6 +29,12 @@ CLOUD = Cadence(busy_ms=15_000, fast_ms=30_000, quiet_ms=60_000, slow_ms=600_000
 
 
 KeyedManifest = tuple[Manifest, Credential | None]
+Progress = Callable[[str], OwnRequests]
+
+
+def no_progress(endpoint: str) -> OwnRequests:
+    """Nobody knows of any request."""
+    return NO_WORK
 
 
 class EngineWatch:
@@ -59,6 +65,8 @@ class EngineWatch:
         self._cadence = cadence or Cadence()
         self._outside = outside
         self._monitors: dict[str, EndpointMonitor] = {}
+        self.progress: Progress = no_progress
+        """Asked how own requests at an endpoint get on."""
         self._running: dict[str, asyncio.Task[None]] = {}
         self._unknown_ms = 0
         self._newest = _Newest(self._monitors)
@@ -125,20 +133,20 @@ class EngineWatch:
         if (monitor := self._monitors.get(endpoint)) is not None:
             monitor.report_heard(model, sent_ms)
 
-    def report_connect_failed(self, endpoint: str) -> None:
-        """A request could not connect."""
+    def report_connect_failed(self, endpoint: str, *, refused: bool = True) -> None:
+        """A request could not connect; not ``refused``: it only took too long."""
         if (monitor := self._monitors.get(endpoint)) is not None:
-            monitor.report_connect_failed()
+            monitor.report_connect_failed(refused=refused)
 
     def look_soon(self, endpoint: str) -> None:
         """An engine was told to change what it holds."""
         if (monitor := self._monitors.get(endpoint)) is not None:
             monitor.look_soon()
 
-    def report_absent(self, endpoint: str) -> None:
-        """An engine did not know a model it was listed with."""
+    def report_denied(self, endpoint: str, model: str, dialect: Dialect) -> None:
+        """An engine answered a request as if it did not have the model, or the route."""
         if (monitor := self._monitors.get(endpoint)) is not None:
-            monitor.report_absent()
+            monitor.report_denied(model, dialect)
 
     def look_for_models(self) -> None:
         """Somebody asked for a model that nobody lists: engines that learn of new ones by themselves are asked for their
@@ -149,17 +157,17 @@ class EngineWatch:
         self._unknown_ms = now + UNKNOWN_MS
         for monitor in self._monitors.values():
             if not monitor.status.manifest.cloud:
-                monitor.report_absent()
+                monitor.list_soon()
 
     def report_auth(self, endpoint: str) -> None:
-        """An engine refused the endpoint's own key."""
+        """An engine refused a request: maybe for the endpoint's own key."""
         if (monitor := self._monitors.get(endpoint)) is not None:
             monitor.report_auth()
 
-    def report_route(self, endpoint: str, dialect: Dialect) -> None:
-        """An engine did not know the route of ``dialect``."""
+    def report_served(self, endpoint: str, dialect: Dialect) -> None:
+        """An engine answered a request in ``dialect`` well."""
         if (monitor := self._monitors.get(endpoint)) is not None:
-            monitor.report_route(dialect)
+            monitor.report_served(dialect)
 
     async def _detect(self) -> None:
         detection = Detection(self._clock)
@@ -190,6 +198,7 @@ class EngineWatch:
             cadence=CLOUD if manifest.cloud else self._cadence,
             credential=credential,
             detected=detected,
+            progress=lambda: self.progress(manifest.name),
         )
 
     def _run(self, monitor: EndpointMonitor) -> asyncio.Task[None]:

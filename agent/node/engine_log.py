@@ -1,4 +1,5 @@
-"""A line for every engine that takes requests no more, or again, with the reason: nobody else writes one."""
+"""A line for every engine that takes requests no more, only as a last resort, or again, with the reason: nobody else
+writes one."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,7 +18,7 @@ class EngineLog:
 
     def engine_changed(self, status: EndpointStatus) -> None:
         before = self._told.pop(status.name, None)
-        up = status.health.takes_requests
+        up = status.health.is_sound
         if status.name not in self._endpoints() or (not up and status.reason is None):
             return
         told = self._told[status.name] = up, status.reason
@@ -26,5 +27,7 @@ class EngineLog:
         fields = {"endpoint": status.name, "engine": status.manifest.engine.value}
         if up:
             self._log.info("engine.up", **fields, models=len(status.owned))
+        elif status.health.takes_requests:
+            self._log.warning("engine.failing", **fields, reason=status.reason)
         else:
             self._log.warning("engine.down", **fields, reason=status.reason)

@@ -28,6 +28,7 @@ from router_core.placement.reasons import Reason
 SETTLE_S: Final = 0.002
 WAITING_MOST: Final = 256
 """Ended requests that wait for their bookkeeping; each holds the windows of an answer, 20 KiB at most."""
+_DENIED = frozenset({FailureClass.ABSENT, FailureClass.ROUTE})
 _UNREACHED = frozenset({Cause.CONNECT_REFUSED, Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT})
 
 
@@ -66,6 +67,8 @@ class Observing:
         """What an attempt teaches depends on what the engine does now: that much is noted at once."""
         lesson = self._learning.lesson_of(report) if report.is_work else None
         if report.outcome.result is Result.DONE:
+            if report.routed.node is None and report.is_work:
+                self._engines.report_served(report.routed.endpoint, report.dialect)
             self._waiting.append((report, lesson))
             return
         self.settle()
@@ -127,13 +130,12 @@ class Observing:
                 self._targets.unreached(routed.node, outcome.cause)
             return
         if outcome.cause in _UNREACHED:
-            self._engines.report_connect_failed(routed.endpoint)
-        elif outcome.failure is FailureClass.ABSENT:
-            self._engines.report_absent(routed.endpoint)
+            refused = outcome.cause is not Cause.CONNECT_TIMEOUT
+            self._engines.report_connect_failed(routed.endpoint, refused=refused)
         elif outcome.failure is FailureClass.AUTH:
             self._engines.report_auth(routed.endpoint)
-        elif outcome.failure is FailureClass.ROUTE and report.is_work:
-            self._engines.report_route(routed.endpoint, report.dialect)
+        elif outcome.failure in _DENIED and report.is_work:
+            self._engines.report_denied(routed.endpoint, routed.served, report.dialect)
 
     def _close(self, line: AccessLine) -> None:
         self._placing.answered(line)

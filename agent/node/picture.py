@@ -119,6 +119,9 @@ class NodePicture:
                     for name, status in self._endpoints().items()
                     if status.reason is not None
                 },
+                withdrawn={
+                    name: status.lacking for name, status in self._endpoints().items() if status.lacking
+                },
                 residency=_residency_doc(self._residency()),
                 label=self._board.current.labels[membership.own.node_id],
                 log_lines_lost=self._log_lines_lost(),

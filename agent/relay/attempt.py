@@ -50,6 +50,7 @@ class Attempt:
         "length",
         "lines",
         "mode",
+        "overdue",
         "peer",
         "refusal",
         "sent_ms",
@@ -67,7 +68,7 @@ class Attempt:
         self.head_ms: float | None = None
         self.first_byte_ms: float | None = None
         self.last_byte_ms: float | None = None
-        self.asked_for_body = False
+        self.asked_for_body = self.overdue = False
         self.status = 0
         self.headers: Headers = []
         self.lines = b""

@@ -246,6 +246,11 @@ class Courier:
         leg.abort()
         self.hear(ev.Lost(attempt=leg.number, cause=Cause.GONE))
 
+    def sent_to(self, at: Endpoint) -> Iterator[Attempt]:
+        """Attempts of work at this endpoint whose requests were sent."""
+        if self._asked.is_work:
+            yield from [leg for leg in self._legs if leg.routed.at == at and leg.sent_ms is not None]
+
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
         leg, flowing_ms = self._last, self._flowing_ms
@@ -419,8 +424,10 @@ class Courier:
         self.hear(ev.Woken())
 
     def _overdue(self, action: ev.NoteOverdue) -> None:
+        leg = self._leg(action.attempt)
+        leg.overdue = True
         if self._asked.is_work and not self._admitted:
-            self._w.lateness.overdue(action.endpoint, self._leg(action.attempt), self._now)
+            self._w.lateness.overdue(action.endpoint, leg, self._now)
 
     def _blame(self, action: ev.BlameEndpoint) -> None:
         self._w.breakers.failed(action.endpoint, int(self._now))

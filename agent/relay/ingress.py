@@ -92,6 +92,7 @@ class OneTarget:
         self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
     ) -> Routed | Turned:
         route = self._call.route
+        usual_ms = self._call.service_ms if route.resident else float(route.left_ms)
         if tried or refused:
             return Turned(decision_id=route.decision_id, status=502, code="upstream_unreachable")
         return Routed(
@@ -111,9 +112,9 @@ class OneTarget:
             wait_ms=route.wait_ms,
             left_ms=route.left_ms,
             resident=route.resident,
-            ttft_ms=route.left_ms,
+            ttft_ms=usual_ms,
             load_ms=0.0,
-            ect_ms=route.left_ms,
+            ect_ms=usual_ms,
             service_ms=self._call.service_ms,
         )
 

@@ -9,6 +9,8 @@ from typing import Protocol
 from agent.board import Board
 from agent.effects.clock import Clock
 from agent.effects.tasks import Tasks
+from agent.engines.monitor import OwnRequests
+from agent.relay.attempt import Attempt
 from agent.relay.bodies import Bodies
 from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
@@ -39,6 +41,9 @@ class InHand(Protocol):
 
     def cut_off(self, at: Endpoint) -> None:
         """The endpoint is given up: if this request is there, let it go elsewhere, or tell its client the truth."""
+
+    def sent_to(self, at: Endpoint) -> Iterable[Attempt]:
+        """Its attempts at this endpoint whose requests were sent."""
 
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint that keeps a client waiting in mid-answer for too long, if it does."""
@@ -172,6 +177,22 @@ def sweep_lateness(requests: Iterable[InHand], lateness: Lateness, now: int) -> 
     """Bring up to date which endpoints are late; in mid-answer one byte, or the end, is enough to be no more."""
     stalled = frozenset([at for request in requests if (at := request.silent_at(now)) is not None])
     lateness.sweep(now, stalled)
+
+
+def own_requests(requests: Iterable[InHand], at: Endpoint) -> OwnRequests:
+    """How requests at an endpoint get on."""
+    last_byte_ms = newest_ms = None
+    all_overdue = True
+    for request in tuple(requests):
+        for attempt in request.sent_to(at):
+            if (byte_ms := attempt.last_byte_ms) is not None:
+                last_byte_ms = byte_ms if last_byte_ms is None else max(byte_ms, last_byte_ms)
+            elif (sent_ms := attempt.sent_ms) is not None:
+                newest_ms = sent_ms if newest_ms is None else max(sent_ms, newest_ms)
+                all_overdue = all_overdue and attempt.overdue
+    return OwnRequests(
+        last_byte_ms=last_byte_ms, newest_ms=newest_ms, all_overdue=all_overdue and newest_ms is not None
+    )
 
 
 async def watch_lateness(wiring: Wiring) -> None:

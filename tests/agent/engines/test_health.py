@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.engines.contract import Health, Refusal
-from agent.engines.health import FAILURES, START_MS, Signs
+from agent.engines.health import FAILURES, SILENT_MS, START_MS, Signs
 
 PERIOD = 2_000
 
@@ -26,32 +26,58 @@ def test_a_list_and_a_recent_look_make_it_ready_and_three_missed_periods_degrade
     assert Signs().listed(0).judge(1, PERIOD) is Health.DEGRADED
 
 
+def silent(signs: Signs, now: int = 1, in_flight: int = 0) -> Signs:
+    for _ in range(FAILURES):
+        signs = signs.missed(now, in_flight)
+    return signs
+
+
 def test_one_refused_connection_is_enough_but_silence_takes_three() -> None:
     ready = Signs().listed(0).looked(0)
-    assert ready.silent(connect=True).judge(1, PERIOD) is Health.UNREACHABLE
+    assert ready.gone().judge(1, PERIOD) is Health.UNREACHABLE
     signs = ready
     for _ in range(FAILURES - 1):
-        signs = signs.silent(connect=False)
+        signs = signs.missed(1)
         assert signs.judge(1, PERIOD) is Health.READY
-    assert signs.silent(connect=False).judge(1, PERIOD) is Health.UNREACHABLE
+    assert signs.missed(1).judge(1, PERIOD) is Health.SILENT
 
 
-def test_an_answer_in_between_starts_the_count_anew() -> None:
+def test_silence_alone_makes_an_engine_gone_after_a_minute_and_never_while_it_holds_requests() -> None:
+    signs = silent(Signs().listed(0).looked(0, in_flight=2), now=100, in_flight=2)
+    assert signs.judge(100 + SILENT_MS - 1, PERIOD) is Health.SILENT
+    assert signs.judge(100 + SILENT_MS, PERIOD) is Health.UNREACHABLE
+    assert signs.judge(100 + 10 * SILENT_MS, PERIOD, in_flight=1) is Health.SILENT
+    assert signs.answered(99_000).listed(99_000).looked(99_000).judge(99_000, PERIOD) is Health.READY
+
+
+def test_a_missed_answer_counts_only_with_no_more_requests_in_hand_than_it_ever_answered_with() -> None:
+    idle = Signs().listed(0).looked(0)
+    assert silent(idle, in_flight=1).judge(1, PERIOD, 1) is Health.READY
+    busy = idle.looked(0, in_flight=4)
+    assert silent(busy, in_flight=4).judge(1, PERIOD, 4) is Health.SILENT
+    assert silent(busy, in_flight=5).judge(1, PERIOD, 5) is Health.READY
+    again = busy.gone().listed(9).looked(9)
+    assert silent(again, in_flight=1).judge(9, PERIOD, 1) is Health.READY
+
+
+def test_an_answer_or_a_byte_of_its_own_work_in_between_starts_the_count_anew() -> None:
     signs = Signs().listed(0).looked(0)
     for _ in range(10):
-        signs = signs.silent(connect=False).silent(connect=False).answered(5)
+        signs = signs.missed(1).missed(1).answered(5)
+        signs = signs.missed(1).missed(1).works()
     assert signs.judge(5, PERIOD) is Health.READY
+    assert silent(signs).works().judge(5, PERIOD) is Health.READY
 
 
 def test_after_a_lost_connection_everything_must_be_seen_again() -> None:
-    back = Signs().listed(0).looked(0).silent(connect=True).answered(10)
+    back = Signs().listed(0).looked(0).gone().answered(10)
     assert back.judge(10, PERIOD) is Health.STARTING
 
 
 def test_a_refused_key_lasts_until_an_identification_succeeds() -> None:
-    signs = Signs().listed(0).looked(0).unauthorised()
+    signs = Signs().listed(0).looked(0).unlisted(0, loading=False, key_refused=True)
     assert signs.looked(1).listed(1).judge(1, PERIOD) is Health.UNAUTHORISED
-    assert signs.identified(2).judge(2, PERIOD) is Health.READY
+    assert signs.identified(2).listed(2).looked(2).judge(2, PERIOD) is Health.READY
 
 
 def test_loading_is_starting_whatever_was_seen_before() -> None:
@@ -66,9 +92,10 @@ Step = st.sampled_from(
         lambda s, now: s.listed(now),
         lambda s, now: s.looked(now),
         lambda s, now: s.identified(now),
-        lambda s, now: s.unauthorised(),
-        lambda s, now: s.silent(connect=False),
-        lambda s, now: s.silent(connect=True),
+        lambda s, now: s.works(),
+        lambda s, now: s.missed(now, now % 3),
+        lambda s, now: s.looked(now, now % 3),
+        lambda s, now: s.gone(),
         lambda s, now: s.unlisted(now, loading=True, key_refused=False),
         lambda s, now: s.unlisted(now, loading=False, key_refused=True),
     ]

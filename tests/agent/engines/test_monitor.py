@@ -6,8 +6,9 @@ from collections.abc import Callable
 from aiohttp import web
 from msgspec.structs import replace
 
+from agent.effects.clock import SystemClock
 from agent.engines.contract import EndpointStatus, Health, LoadSource, Residency
-from agent.engines.monitor import TOO_LARGE
+from agent.engines.monitor import TOO_LARGE, OwnRequests
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
 from router_core import limits
 from router_core.record.state import Capability, Dialect, EngineState
@@ -119,7 +120,7 @@ async def test_an_engine_that_changes_its_kind_is_refused_for_good(sample: GetSa
         calls = len(server.calls)
         server.routes = dict(llama(sample).routes)
         await asyncio.sleep(0)
-        watched.watch.report_absent("here")
+        watched.watch.report_denied("here", "tiny", Dialect.CHAT)
         await until(lambda: watched.status().health is Health.REFUSED)
         assert len(server.calls) == calls
 
@@ -215,27 +216,145 @@ async def test_a_model_the_engine_denied_makes_it_read_the_list_at_once(sample: 
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI), cadence=lazy) as watched:
         await until(lambda: len(watched.status().owned) == 2)
         server.routes["/v1/models"] = Sample(200, {}, b'{"data":[{"id":"b"}]}')
-        watched.watch.report_absent("here")
+        watched.watch.report_denied("here", "a", Dialect.CHAT)
         await until(lambda: [model.name for model in watched.status().owned] == ["b"])
+        assert watched.status().dialects & Dialect.CHAT, "one model's 404 takes no dialect from another"
 
 
-async def test_a_refused_key_the_relay_saw_makes_the_endpoint_unauthorised(sample: GetSample) -> None:
+async def test_a_refusal_the_relay_saw_takes_nothing_away_unless_the_list_is_refused_too(
+    sample: GetSample,
+) -> None:
     server = plain(sample)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
         await until(health(watched)(Health.READY))
+        asked = server.calls.count(("GET", "/v1/models"))
         watched.watch.report_auth("here")
-        assert watched.status().health is Health.UNAUTHORISED
+        await until(lambda: server.calls.count(("GET", "/v1/models")) > asked)
+        assert watched.status().health is Health.READY
+        server.routes["/v1/models"] = Sample(401)
+        await until(health(watched)(Health.UNAUTHORISED))
+
+
+async def test_a_route_that_was_only_assumed_is_withdrawn_for_a_while_once_the_list_still_has_the_model(
+    sample: GetSample,
+) -> None:
+    server = llama(sample)
+    slow = type(QUICK)(fast_ms=50, busy_ms=50, quiet_ms=50, slow_ms=60_000, withdrawn_ms=300)
+    async with server.serving(), Watched(manifest(server.port), cadence=slow) as watched:
         await until(health(watched)(Health.READY))
+        watched.watch.report_denied("here", "tiny", Dialect.RERANK)
+        watched.watch.report_denied("here", "tiny", Dialect.CHAT)
+        await until(lambda: Dialect.RERANK not in watched.status().dialects)
+        assert Dialect.CHAT in watched.status().dialects
+        assert watched.status().lacking == ("rerank",)
+        await until(lambda: Dialect.RERANK in watched.status().dialects)
+        assert watched.status().lacking == ()
 
 
-async def test_a_route_the_engine_did_not_know_is_withdrawn_for_a_while(sample: GetSample) -> None:
+async def test_a_route_that_has_served_stays_whatever_a_caller_gets(sample: GetSample) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
         await until(health(watched)(Health.READY))
-        watched.watch.report_route("here", Dialect.RERANK)
-        assert Dialect.RERANK not in watched.status().dialects
-        assert Dialect.CHAT in watched.status().dialects
-        await until(lambda: Dialect.RERANK in watched.status().dialects)
+        watched.watch.report_served("here", Dialect.RERANK)
+        watched.watch.report_denied("here", "tiny", Dialect.RERANK)
+        asked = server.calls.count(("GET", "/v1/models"))
+        await until(lambda: server.calls.count(("GET", "/v1/models")) > asked + 1)
+        assert Dialect.RERANK in watched.status().dialects
+
+
+async def test_that_one_of_several_models_does_not_embed_takes_embeddings_from_no_other(
+    sample: GetSample,
+) -> None:
+    server = plain(sample)
+    slow = type(QUICK)(fast_ms=50, busy_ms=50, quiet_ms=50, slow_ms=60_000)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI), cadence=slow) as watched:
+        await until(lambda: len(watched.status().owned) == 2)
+        watched.watch.report_denied("here", "a", Dialect.EMBED)
+        await until(lambda: watched.status().lacking == ("embed of a",))
+        status = watched.status()
+        assert status.dialects & Dialect.EMBED
+        lacking = {model.name: Capability.EMBEDDINGS in model.caps.known for model in status.owned}
+        assert lacking == {"a": True, "b": False}
+
+
+async def never(request: web.Request) -> web.StreamResponse:
+    """Accepts, and says nothing."""
+    await asyncio.sleep(3_600)
+    return web.Response()
+
+
+def deafen(server: ReplayServer) -> None:
+    for path in server.routes:
+        server.routes[path] = never
+
+
+async def test_an_engine_that_is_deaf_while_it_works_as_much_as_never_before_is_not_silent(
+    sample: GetSample,
+) -> None:
+    server = plain(sample)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.READY))
+        deafen(server)
+        watched.watch.report_work("here", 1, began=True)
+        calls = len(server.calls)
+        await until(lambda: len(server.calls) >= calls + 4, 20)
+        assert watched.status().health in (Health.READY, Health.DEGRADED)
+        assert watched.status().health.code is EngineState.READY
+
+
+async def test_an_engine_that_answered_with_as_much_to_do_is_silent_after_three_questions_and_back_with_one_answer(
+    sample: GetSample,
+) -> None:
+    server = plain(sample)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.READY))
+        watched.watch.report_work("here", 2, began=True)
+        await looks(watched, 2)
+        routes = dict(server.routes)
+        deafen(server)
+        began = asyncio.get_running_loop().time()
+        await until(health(watched)(Health.SILENT), 20)
+        assert asyncio.get_running_loop().time() - began < 8.0
+        status, urgent = watched.told[-1]
+        assert (status.health.code, status.reason, urgent) == (EngineState.FAILING, "silent", True)
+        assert [model.state for model in status.resident] == [Residency.RESIDENT] * 2, "it forgets nothing"
+        assert status.health.takes_requests
+        server.routes = routes
+        await until(health(watched)(Health.READY))
+
+
+async def test_a_byte_of_its_own_work_makes_up_for_questions_that_it_does_not_answer(
+    sample: GetSample,
+) -> None:
+    server = plain(sample)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.READY))
+        watched.watch.progress = lambda name: OwnRequests(last_byte_ms=SystemClock().boot_ms())
+        deafen(server)
+        calls = len(server.calls)
+        await until(lambda: len(server.calls) >= calls + 5, 20)
+        assert watched.status().health is not Health.SILENT
+
+
+async def test_an_engine_that_answers_questions_and_lets_all_requests_wait_is_stuck_until_one_moves(
+    sample: GetSample,
+) -> None:
+    server = plain(sample)
+    async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
+        await until(health(watched)(Health.READY))
+        now = SystemClock().boot_ms()
+        watched.watch.report_work("here", 1, began=True)
+        waiting = OwnRequests(newest_ms=now - 61_000.0, all_overdue=True)
+        monitor = watched.watch._monitors["here"]
+        monitor._moved_ms = now - 61_000
+        watched.watch.progress = lambda name: replace(waiting, all_overdue=False)
+        await looks(watched, 3)
+        assert watched.status().health is Health.READY
+        watched.watch.progress = lambda name: waiting
+        await until(health(watched)(Health.STUCK))
+        assert watched.status().health.code is EngineState.FAILING
+        watched.watch.progress = lambda name: replace(waiting, last_byte_ms=float(SystemClock().boot_ms()))
+        await until(health(watched)(Health.READY))
 
 
 async def test_own_requests_are_the_load_where_nothing_else_tells_it(sample: GetSample) -> None:

@@ -28,7 +28,7 @@ class Heard:
         self.calls: list[tuple[object, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: self.calls.append((name, *args))
+        return lambda *args, **named: self.calls.append((name, *args, *named.values()))
 
 
 class Watched:
@@ -81,7 +81,7 @@ class Nothing:
 def test_an_endpoint_that_cannot_be_connected_is_told_to_its_monitor_or_its_address(cause: Cause) -> None:
     watched = Watched()
     watched.attempted(lambda routed: failed(routed, cause))
-    assert watched.engines.calls == [("report_connect_failed", "llama")]
+    assert watched.engines.calls == [("report_connect_failed", "llama", cause is not Cause.CONNECT_TIMEOUT)]
     assert watched.targets.calls == []
     watched.attempted(lambda routed: failed(routed, cause), BETA)
     assert watched.targets.calls == [("unreached", BETA, cause)]
@@ -101,9 +101,9 @@ def outcome_of(failure: FailureClass, status: int) -> Any:
 @pytest.mark.parametrize(
     ("failure", "call"),
     [
-        (FailureClass.ABSENT, ("report_absent", "llama")),
+        (FailureClass.ABSENT, ("report_denied", "llama", "tiny", Dialect.CHAT)),
         (FailureClass.AUTH, ("report_auth", "llama")),
-        (FailureClass.ROUTE, ("report_route", "llama", Dialect.CHAT)),
+        (FailureClass.ROUTE, ("report_denied", "llama", "tiny", Dialect.CHAT)),
     ],
 )
 def test_what_an_own_engine_does_not_know_makes_its_monitor_look_again(
@@ -119,7 +119,6 @@ def test_what_an_own_engine_does_not_know_makes_its_monitor_look_again(
 @pytest.mark.parametrize(
     "outcome",
     [
-        lambda routed: an_outcome(routed),
         lambda routed: an_outcome(routed, Result.CANCELLED),
         lambda routed: failed(routed, Cause.RESET),
         lambda routed: answered(routed, 400, FailureClass.OTHER),
@@ -130,6 +129,13 @@ def test_other_ends_are_nobodys_business(outcome: Any) -> None:
     watched = Watched()
     watched.attempted(outcome)
     assert (watched.engines.calls, watched.targets.calls) == ([], [])
+
+
+def test_a_good_answer_proves_the_dialect_of_its_own_engine() -> None:
+    watched = Watched()
+    watched.attempted(an_outcome)
+    watched.attempted(an_outcome, BETA)
+    assert watched.engines.calls == [("report_served", "llama", Dialect.CHAT)]
 
 
 async def test_an_ended_request_is_in_the_access_log_and_its_record_in_the_journal() -> None:
