@@ -6,6 +6,7 @@ Counts as in hand from the start. Whatever comes of the reading, the request is 
 import asyncio
 from collections.abc import Callable
 
+from agent.relay.attempt import Attempt
 from agent.relay.dialects.facts import BodyFault
 from agent.relay.front import Answer, Client, Work
 from agent.relay.parcel import Parcel
@@ -101,6 +102,10 @@ class Reading:
 
     def cut_off(self, at: Endpoint) -> None:
         """It is nowhere yet."""
+
+    def sent_to(self, at: Endpoint) -> tuple[Attempt, ...]:
+        """Nothing was sent yet."""
+        return ()
 
     def silent_at(self, now: int) -> Endpoint | None:
         return None
