@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
 from agent.assembly.ground import Ground
 from agent.assembly.host import HostRooms
@@ -36,9 +37,16 @@ from agent.relay.listener import ServerConnection
 from agent.relay.pool import Pool
 from agent.relay.ports import Observer, Phase, Placer
 from agent.relay.wiring import Hands, Wiring, own_requests
+from router_core import limits
 from router_core.ids import Id16, MeshId, parse_node_id
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Member
+
+FULL_LINE_MS: Final = 10_000
+_FULL: Final = {
+    "idle_longest": "the connection idle longest made room: have clients close or share theirs",
+    "none_idle": "every connection has a request: others wait until one ends",
+}
 
 
 def _session_headers(policy: PlacementPolicy) -> frozenset[bytes]:
@@ -122,6 +130,8 @@ class RelayRooms:
             first_bytes=EngineWaits(engines),
         )
         self._log = ground.log
+        self._clock = clock
+        self._full_at: int | None = None
         self.refused = Counter(
             "pairmesh_connections_refused_total", "Connections refused, or left waiting.", ("port", "why")
         )
@@ -144,7 +154,7 @@ class RelayRooms:
             self._api_fronts.append(front)
             make = partial(ServerConnection, front, clock, dates, self.buffered)
             self.acceptors[shown(sock)] = Acceptor(
-                sock, make, self.api_roll, exhausted=partial(self._out_of_descriptors, "api")
+                sock, make, self.api_roll, exhausted=partial(self._out_of_descriptors, "api"), full=self._full
             )
         ingress = IngressFront(
             wiring=self.wiring,
@@ -202,6 +212,14 @@ class RelayRooms:
             self._out_of_descriptors(port.value)
         else:
             self.refused.inc(port.value, why.value)
+
+    def _full(self, made_room: bool) -> None:
+        why = "idle_longest" if made_room else "none_idle"
+        self.refused.inc("api", why)
+        now = self._clock.boot_ms()
+        if self._full_at is None or now - self._full_at >= FULL_LINE_MS:
+            self._full_at = now
+            self._log.warning("connections.full", port="api", most=limits.API_CONNECTIONS, why=_FULL[why])
 
     def _out_of_descriptors(self, port: str) -> None:
         self.refused.inc(port, Refusal.DESCRIPTORS.value)

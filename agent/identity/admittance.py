@@ -90,6 +90,15 @@ class Admittance:
         if not live:
             del self._live[port, id16]
 
+    def holders(self, port: Port, id16: Id16 | None = None) -> list[tuple[Id16, asyncio.Transport]]:
+        """The live connections of ``id16`` on ``port``, or of everybody."""
+        return [
+            (holder, transport)
+            for (where, holder), live in self._live.items()
+            if where is port and id16 in (None, holder)
+            for transport in live
+        ]
+
     def count(self, id16: Id16) -> int:
         """Live connections of ``id16`` on every port."""
         return sum(len(self._live.get((port, id16), ())) for port in Port)

@@ -12,7 +12,8 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, Protocol, runtime_checkable
 
 from agent.effects.descriptors import NOT_LISTENING, OUT_OF_DESCRIPTORS
 from agent.effects.tasks import Tasks
@@ -72,6 +73,18 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+@runtime_checkable
+class MayBeIdle(Protocol):
+    """A connection that may have nothing to do, and can be closed then for another."""
+
+    @property
+    def idle_since(self) -> int | None:
+        """Boot ms; None while it has something to do."""
+
+    def make_way(self) -> None:
+        """Close it."""
 
 
 class Listener:
@@ -181,16 +194,31 @@ class Listener:
     def _admit(self, transport: asyncio.Transport) -> Id16 | None:
         """The id of a member that may come in now, counted from here on."""
         member = self._by_der().get(peer_der(transport) or b"")
-        refusal = (
-            Refusal.STRANGER
-            if member is None
-            else self._admittance.register(self._port, member.id16, transport)
-        )
+        if member is None:
+            self._refused(self._port, Refusal.STRANGER)
+            return None
+        refusal = self._admittance.register(self._port, member.id16, transport)
         if refusal is not None:
             self._refused(self._port, refusal)
-            return None
-        assert member is not None
+            if not self._make_room(member.id16 if refusal is Refusal.PER_ID else None):
+                return None
+            if self._admittance.register(self._port, member.id16, transport) is not None:
+                return None
         return member.id16
+
+    def _make_room(self, id16: Id16 | None) -> bool:
+        """Close the connection of that member (None: of anybody) that has been idle longest; False if none is."""
+        idle: list[tuple[int, Id16, asyncio.Transport, _Guard]] = []
+        for holder, transport in self._admittance.holders(self._port, id16):
+            guard = transport.get_protocol()
+            if isinstance(guard, _Guard) and (since := guard.idle_since) is not None:
+                idle.append((since, holder, transport, guard))
+        if not idle:
+            return False
+        _, holder, transport, guard = min(idle, key=itemgetter(0))
+        self._admittance.release(self._port, holder, transport)
+        guard.make_way()
+        return True
 
     def _left(self, id16: Id16, transport: asyncio.Transport) -> None:
         self._admittance.release(self._port, id16, transport)
@@ -220,6 +248,16 @@ class _Guard(asyncio.Protocol):
         self.data_received = self._inner.data_received  # type: ignore[method-assign]
         self.eof_received = self._inner.eof_received  # type: ignore[method-assign]
         self._inner.connection_made(transport)
+
+    @property
+    def idle_since(self) -> int | None:
+        """Since when the connection has had nothing to do, boot ms; None if it has, or if its kind is never idle."""
+        return self._inner.idle_since if isinstance(self._inner, MayBeIdle) else None
+
+    def make_way(self) -> None:
+        """Close an idle connection, so that another can be had."""
+        if isinstance(self._inner, MayBeIdle):
+            self._inner.make_way()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a connection that was not admitted."""

@@ -1,13 +1,15 @@
 """The connections of one listener, and accepting them on the plain local one.
 
-Past its cap nobody is accepted until somebody leaves; running out of descriptors pauses instead of spinning.
+At its cap the connection that has been idle longest makes room for a new one; where none is idle, nobody is accepted
+until somebody leaves. Running out of descriptors pauses instead of spinning.
 Refuses to know TLS: the port that peers reach is listened on elsewhere and only keeps its roll here.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 
 from agent.effects.clock import Clock
 from agent.effects.descriptors import NOT_LISTENING, OUT_OF_DESCRIPTORS
@@ -17,6 +19,8 @@ from agent.relay.front import Client
 from router_core import limits
 
 _TICK_S = 1.0
+_ROOM_S = 0.1
+"""A connection may become idle at any moment."""
 _BACKLOG = 128
 
 
@@ -46,11 +50,16 @@ class Roll:
         if not self._live:
             self._peopled.clear()
 
-    async def fewer_than(self, most: int) -> None:
-        """Wait until there are fewer than ``most``."""
-        while len(self._live) >= most:
-            self._left.clear()
-            await self._left.wait()
+    def make_room(self) -> bool:
+        """Close the connection that has been idle longest; False if none is."""
+        return close_longest_idle(self._live)
+
+    async def someone_left(self, within_s: float) -> None:
+        """Wait until a connection has ended, and no longer than ``within_s``."""
+        self._left.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._left.wait()
 
     def close_idle(self) -> None:
         """Close each connection when its request, if any, is answered."""
@@ -67,9 +76,19 @@ class Roll:
                 connection.tick(now)
 
 
+def close_longest_idle(connections: Iterable[Client]) -> bool:
+    """Close the one that has had no request for longest; False if each has one."""
+    idle = [(since, connection) for connection in connections if (since := connection.idle_since) is not None]
+    if not idle:
+        return False
+    min(idle, key=itemgetter(0))[1].make_way()
+    return True
+
+
 class Acceptor:
     """Accepts on ``sock`` (bound; made listening here), at most ``most`` connections at a time. ``exhausted`` hears each
-    time that accepting pauses because nothing more can be opened."""
+    time that accepting pauses because nothing more can be opened, ``full`` each time that a connection meets the cap, and
+    whether an idle one makes room."""
 
     def __init__(
         self,
@@ -79,6 +98,7 @@ class Acceptor:
         *,
         most: int = limits.API_CONNECTIONS,
         exhausted: Callable[[], None] = lambda: None,
+        full: Callable[[bool], None] = lambda _made_room: None,
     ) -> None:
         sock.setblocking(False)
         sock.listen(_BACKLOG)
@@ -87,6 +107,7 @@ class Acceptor:
         self._roll = roll
         self._most = most
         self._exhausted = exhausted
+        self._full = full
         self._turns = Turns(sock)
 
     @property
@@ -105,8 +126,6 @@ class Acceptor:
         ticker = tasks.spawn(self._roll.run(), "relay-tick")
         try:
             while True:
-                self._turns.hold()
-                await self._roll.fewer_than(self._most)
                 self._turns.turn()
                 try:
                     sock, _ = await loop.sock_accept(self._sock)
@@ -119,6 +138,9 @@ class Acceptor:
                         self._turns.hold()
                         await asyncio.sleep(limits.ACCEPT_PAUSE / 1000)
                     continue
+                if len(self._roll) >= self._most:
+                    self._turns.hold()
+                    await self._room()
                 try:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.connect_accepted_socket(self._make, sock)
@@ -127,6 +149,16 @@ class Acceptor:
         finally:
             ticker.cancel()
             self._sock.close()
+
+    async def _room(self) -> None:
+        """Return when there is room for one more."""
+        told = False
+        while len(self._roll) >= self._most:
+            made = self._roll.make_room()
+            if made or not told:
+                told = True
+                self._full(made)
+            await self._roll.someone_left(_ROOM_S)
 
 
 def keep_watch(sock: socket.socket) -> None:

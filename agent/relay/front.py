@@ -29,6 +29,13 @@ class Client(Protocol):
     caller: Any
     """What the front knows of the caller."""
 
+    @property
+    def idle_since(self) -> int | None:
+        """Since when there is no request, boot ms; None if there is one."""
+
+    def make_way(self) -> None:
+        """Close an idle connection, so that another can be had."""
+
     def reply(self, answer: Answer) -> None:
         """End the request with a whole reply."""
 

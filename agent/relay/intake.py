@@ -288,15 +288,17 @@ class BodyReader:
         return False, b""
 
     def _fill(self, data: bytes) -> tuple[bool | str, bytes]:
+        """Nothing is set aside for bytes that have not come."""
         length, filled = self.length, self._filled
         if filled == 0 and len(data) >= length:
             self._filled = length
             self.body = data if len(data) == length else data[:length]
             return True, b"" if len(data) == length else data[length:]
         if filled == 0:
-            self.body = bytearray(length)
+            self.body = bytearray()
+        assert isinstance(self.body, bytearray)
         take = min(len(data), length - filled)
-        memoryview(self.body)[filled : filled + take] = data[:take]
+        self.body += data if take == len(data) else memoryview(data)[:take]
         self._filled = filled + take
         return self._filled == length, data[take:]
 

@@ -4,7 +4,8 @@ Owns: the limits of intake (head and body size, time, pace), keep-alive, pipelin
 toward the client. Rules: reading is never paused while a request is in flight, since that is how a disconnect is
 seen; nothing more is read while the last reply is not taken; a client that takes nothing for 30 s is dropped, also
 while it is being closed; everything due within one turn leaves in one write; a reply that broke is closed without its
-last chunk. Refuses to know routes, dialects and upstreams: a ``Front`` judges heads and starts what answers.
+last chunk; a request is refused at once, and what is left of its body is read unseen for a while, or the client would meet
+a reset in place of the reply. Refuses to know routes, dialects and upstreams: a ``Front`` judges heads and starts what answers.
 """
 
 import asyncio
@@ -18,9 +19,10 @@ from agent.relay.intake import BodyReader, Head, HeadReader, Request
 from agent.relay.repeats import Repeats
 from router_core import limits
 
-_DRAIN_BYTES = 64 * limits.KIB
-_DRAIN_MS = 1_000
+_DRAIN_MS = 2_000
 _EMPTY_MS = 2_000
+_PATIENCE_MS = 500
+"""How long a request may be on its way before a connection counts as idle."""
 _PIPELINED = 64 * limits.KIB
 _JOINED = 64 * limits.KIB
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -66,7 +68,9 @@ class ServerConnection(asyncio.Protocol):
         self._pending_size = 0
         self._out: list[bytes] = []
         self._chunked = False
+        self._unread: int | None = None
         self._drained = 0
+        self._since = 0
         self._stalled_at: tuple[int, int] | None = None
         self._closing = False
         self.deadline: int | None = None
@@ -76,6 +80,16 @@ class ServerConnection(asyncio.Protocol):
     def phase(self) -> Phase:
         """Where the connection stands with its current request."""
         return self._phase
+
+    @property
+    def idle_since(self) -> int | None:
+        """Since when no request has come or is being answered, boot ms; None if one is, or may just be on its way. A head
+        that is not complete after a while counts as none."""
+        if self._phase is Phase.DRAIN:
+            return self._since
+        if self._phase in _BEFORE_BODY and self._clock.boot_ms() - self._since >= _PATIENCE_MS:
+            return self._since
+        return None
 
     @property
     def received(self) -> int:
@@ -116,9 +130,7 @@ class ServerConnection(asyncio.Protocol):
         elif phase is Phase.EMPTY:
             self._read_empty(data)
         elif phase is Phase.DRAIN:
-            self._drained += len(data)
-            if self._drained > _DRAIN_BYTES:
-                self.abort()
+            self._drop(len(data))
 
     def pause_writing(self) -> None:
         self._watch_writing()
@@ -142,6 +154,7 @@ class ServerConnection(asyncio.Protocol):
         reader = self._head
         if reader is None:
             self._phase = Phase.HEAD
+            self._since = now
             again = self._repeats.recall(data)
             if again is not None:
                 head, length, end = again
@@ -169,12 +182,12 @@ class ServerConnection(asyncio.Protocol):
         refusal = self._front.judge(self, request)
         if refusal is None and length > limits.REQUEST_BODY:
             refusal = self._front.fault(self, request, "body_too_large")
-        if refusal is None and length and not self._take(length):
+        stop = end + length
+        if refusal is None and length and not self._take(min(stop, len(data)) - end):
             refusal = self._front.fault(self, request, "overloaded")
         if refusal is not None:
             self._turn_down(refusal, request, data[end:])
             return
-        stop = end + length
         if stop <= len(data) and not chunked:
             self._complete(request, data[end:stop], data[stop:])
             return
@@ -183,6 +196,7 @@ class ServerConnection(asyncio.Protocol):
         self._phase = Phase.BODY
         self.deadline = now + limits.BODY_PACE_GRACE
         if end < len(data):
+            self.release_body()
             self._read_body(data[end:])
         elif request.head.expects:
             self._transport.write(_CONTINUE)
@@ -193,7 +207,7 @@ class ServerConnection(asyncio.Protocol):
         assert request is not None
         before = reader.received
         verdict, rest = reader.feed(data)
-        if request.head.chunked and not self._take(reader.received - before):
+        if not self._take(reader.received - before):
             verdict = "overloaded"
         if verdict is False:
             return
@@ -201,6 +215,7 @@ class ServerConnection(asyncio.Protocol):
         if verdict == "surplus":
             request.close = True
         elif verdict is not True:
+            self._unread = None if request.head.chunked else request.length - reader.received
             self._refuse(self._front.fault(self, request, verdict))
             return
         self._complete(request, reader.body, rest)
@@ -231,7 +246,7 @@ class ServerConnection(asyncio.Protocol):
             if rest:
                 self._read_empty(rest)
         else:
-            self._drained = len(rest)
+            self._unread = None if request.head.chunked else max(0, request.length - len(rest))
             self._answer(refusal, keep=False)
 
     def _read_empty(self, data: bytes) -> None:
@@ -334,6 +349,13 @@ class ServerConnection(asyncio.Protocol):
         if self._phase in (Phase.IDLE, Phase.UNTAKEN):
             self._shut()
 
+    def make_way(self) -> None:
+        """Close the connection if it is idle, so that another can be had."""
+        if self.idle_since is not None:
+            self._shut()
+            if self._transport.get_write_buffer_size():
+                self.abort()
+
     def peer_certificate(self) -> bytes | None:
         """DER of the caller's certificate on a TLS listener."""
         tls = self._transport.get_extra_info("ssl_object")
@@ -348,15 +370,15 @@ class ServerConnection(asyncio.Protocol):
             elapsed = now - self._body_since
             late = elapsed > limits.BODY_PACE_GRACE
             if late and self._body.received * 1000 < limits.BODY_PACE_PER_S * elapsed:
-                self._body = None
+                self._body = self._unread = None
                 self._refuse(self._front.fault(self, self._request, "body_timeout"))
         elif self.deadline is not None and now >= self.deadline:
             if phase is Phase.HEAD:
                 self._head = None
                 self._refuse(self._front.fault(self, None, "head_timeout"))
-            elif phase is Phase.EMPTY:
+            elif phase in (Phase.EMPTY, Phase.DRAIN):
                 self.abort()
-            elif phase in (Phase.IDLE, Phase.DRAIN):
+            elif phase is Phase.IDLE:
                 self._shut()
 
     def _watch_writing(self) -> None:
@@ -399,11 +421,26 @@ class ServerConnection(asyncio.Protocol):
             return
         if keep and not self._closing and request is not None and not request.close:
             self._next()
-        elif self._phase in _UNREAD:
-            self._phase = Phase.DRAIN
-            self.deadline = self._clock.boot_ms() + _DRAIN_MS
+        elif self._phase in _UNREAD and self._unread != 0:
+            self._linger()
         else:
             self._shut()
+
+    def _linger(self) -> None:
+        """The client may still be sending what was refused: end our side, where that can be told, and let it finish."""
+        self._phase = Phase.DRAIN
+        self._since = self._clock.boot_ms()
+        self.deadline = self._since + _DRAIN_MS
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _drop(self, size: int) -> None:
+        """More of a refused body came."""
+        self._drained += size
+        if self._unread is not None and self._drained >= self._unread:
+            self._shut()
+        elif self._drained > limits.REFUSED_BODY:
+            self.abort()
 
     def _next(self) -> None:
         self._request = None
@@ -427,7 +464,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _idle(self) -> None:
         self._phase = Phase.IDLE
-        self.deadline = self._clock.boot_ms() + limits.KEEP_ALIVE_IDLE
+        self._since = self._clock.boot_ms()
+        self.deadline = self._since + limits.KEEP_ALIVE_IDLE
 
     def _shut(self) -> None:
         self._phase = Phase.CLOSED

@@ -343,6 +343,7 @@ class Relay:
     buffered: Buffered
     clock: Clock
     states: list[tuple[bytes, bytes]]
+    full: list[bool] = field(default_factory=list)
     port: int = 0
     phase: Phase = Phase.SERVING
 
@@ -435,6 +436,7 @@ async def running(
         lambda: ServerConnection(front, relay.clock, dates, relay.buffered),
         relay.roll,
         most=most,
+        full=relay.full.append,
     )
     relay.port = acceptor.address[1]
     relay.wiring.tasks.spawn(acceptor.run(relay.wiring.tasks), "accept")
