@@ -245,6 +245,7 @@ async def test_a_routers_idle_connections_make_room_for_its_next_one(tmp_path: P
     async with Recorder() as up, ingress(tmp_path, up.port) as peer:
         clients = [await peer.dial() for _ in range(limits.INGRESS_PER_ID)]
         await until(lambda: len(peer.relay.roll) == limits.INGRESS_PER_ID)
+        await until(lambda: any(each.idle_since is not None for each in connections(peer.relay)))
         newcomer = await peer.dial()
         await newcomer.send(head())
         assert (await newcomer.head())[0] == 100
