@@ -586,9 +586,20 @@ class Courier:
         for action in (*unperformed, *self._machine.handle(ev.ClientGone(), int(self._now))):
             if isinstance(action, ev.CancelUpstream | ev.EndAttempt):
                 _PERFORM[type(action)](self, action)
-        self._answer.code = "internal"
-        self.client.abort()
         self._w.observer.failed("exchange", exc)
+        if self._answer.status or not self._apologise():
+            self._answer.code = "internal"
+            self.client.abort()
+
+    def _apologise(self) -> bool:
+        """Tell a client whose answer has not begun that there will be none; False if not even that can be done."""
+        told = ev.Reply(status=502, code="upstream_unreachable", retry_after_s=None)
+        try:
+            self._answer.refuse(told, None, None, None, self._machine.attempt, None)
+        except Exception as exc:
+            self._w.observer.failed("refusal", exc)
+            return False
+        return True
 
     def _leg(self, number: int) -> Leg:
         """The open attempt of this number."""

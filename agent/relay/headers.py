@@ -86,6 +86,13 @@ def lines_of(headers: Headers) -> bytes:
     return b"".join([b"%s: %s\r\n" % pair for pair in headers])
 
 
+def own_line(name: str, value: str | None) -> str:
+    """A header line of our own, nothing for what is not told or not printable ASCII: names come out of records too."""
+    if value is None or not value.isascii() or not value.isprintable():
+        return ""
+    return f"{name}: {value}\r\n"
+
+
 def request_id_of(told: bytes | None) -> str | None:
     """The value of a client's ``x-request-id`` if it is one, else None."""
     if told is None:
@@ -134,7 +141,10 @@ def engine_head(
 def peer_head(
     *, path: bytes, node: str, length: int, request_id: str, passed: bytes, route: str, model: str
 ) -> bytes:
-    """The head of a request to a peer's ingress; the body waits for ``100 Continue``."""
+    """The head of a request to a peer's ingress; the body waits for ``100 Continue``. Raises ``ValueError`` for names
+    that no header can carry."""
+    if not model.isascii() or not model.isprintable():
+        raise ValueError("a name that is no printable ASCII")
     return (
         b"POST %s HTTP/1.1\r\nhost: %s.mesh.internal\r\ncontent-type: application/json\r\n"
         b"transfer-encoding: chunked\r\nexpect: 100-continue\r\nx-request-id: %s\r\nx-pairmesh-route: %s\r\n"

@@ -13,6 +13,7 @@ _ROUTE = re.compile(
     r"v=1;d=([A-Za-z0-9]{1,32});a=(\d{1,2});e=([a-z0-9][a-z0-9-]{0,31});i=(\d{1,10});s=(\d{1,10});p=(\d{1,9});"
     r"o=(\d{1,9});c=([ibg]);w=(\d{1,9});t=(\d{1,9});r=([01])"
 )
+_ENDPOINT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _SIGNATURE = 64
 _NUMBER_MOST = 10**9 - 1
 _U32 = 2**32
@@ -36,7 +37,9 @@ def route_of(routed: Routed, attempt: int) -> RouteHeader:
 
 
 def format_route(route: RouteHeader) -> str:
-    """The header's value."""
+    """The header's value. Raises ``ValueError`` for an endpoint whose name cannot stand in it."""
+    if _ENDPOINT.fullmatch(route.endpoint) is None:
+        raise ValueError("an endpoint's name that cannot be told")
     return (
         f"v=1;d={route.decision_id};a={route.attempt};e={route.endpoint};i={route.inst};s={route.seq};"
         f"p={route.prompt_tokens};o={route.output_tokens};c={_CLASSES[route.request_class]};"

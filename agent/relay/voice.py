@@ -3,7 +3,7 @@
 from agent.relay.codes import RETRY_AFTER_S, message_of
 from agent.relay.dialects.relayed import Tongue
 from agent.relay.front import Answer
-from agent.relay.headers import Headers, lines_of
+from agent.relay.headers import Headers, lines_of, own_line
 from agent.relay.lists import JSON
 from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
@@ -61,23 +61,22 @@ class ApiVoice:
         return self._tongue.stream_error(code, message_of(code), mid_event=mid_event)
 
     def lines(self, asked: Asked, routed: Routed, attempts: int, status: int) -> bytes:
-        told = (
-            f"x-request-id: {asked.request_id}\r\nx-pairmesh-node: {routed.label}\r\n"
-            f"x-pairmesh-model: {routed.served}\r\n"
-        )
+        told = own_line("x-request-id", asked.request_id)
+        told += own_line("x-pairmesh-node", routed.label) + own_line("x-pairmesh-model", routed.served)
         if asked.is_work:
-            told += f"x-pairmesh-decision-id: {routed.decision_id}\r\nx-pairmesh-reason: {routed.reason}\r\n"
+            told += own_line("x-pairmesh-decision-id", routed.decision_id)
+            told += own_line("x-pairmesh-reason", routed.reason)
         if attempts > 1:
             told += f"x-pairmesh-attempts: {attempts}\r\n"
             if status in (502, 504):
                 told += "x-should-retry: false\r\n"
         if routed.hints is not None:
-            told += f"x-pairmesh-hints: {routed.hints}\r\n"
+            told += own_line("x-pairmesh-hints", routed.hints)
         if routed.match is not None:
-            told += f"x-pairmesh-match: {routed.match}\r\n"
+            told += own_line("x-pairmesh-match", routed.match)
         if routed.held_ms is not None:
             told += f"server-timing: queue;dur={routed.held_ms}\r\n"
         if routed.session is not None:
-            told += f"x-pairmesh-session: {routed.session}\r\n"
+            told += own_line("x-pairmesh-session", routed.session)
         lines = told.encode("ascii")
         return lines + lines_of(self._cors) if self._cors else lines

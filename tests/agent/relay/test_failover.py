@@ -394,6 +394,8 @@ async def test_a_fault_in_the_relays_own_code_ends_its_request_and_leaves_nothin
         client = await Client.to(relay.port)
         await client.send(post(relay.port))
         await until(lambda: relay.watch.faults)
+        if where == "decide":
+            assert (await client.heard()).status == 502
         client.close()
         relay.fleet.break_at, relay.watch.refuse = "", False
         await until(lambda: not relay.wiring.in_hand)

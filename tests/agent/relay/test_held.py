@@ -197,7 +197,7 @@ async def test_a_fault_of_our_own_while_held_gives_everything_back() -> None:
         second = await scene.sent(BODIES[1], held=1)
         relay.fleet.break_at = "decide"
         relay.wiring.holding.news()
-        await second.ended()
+        assert (await second.heard()).status == 502
         relay.fleet.break_at = ""
         assert [where for where, _ in relay.watch.faults] == ["exchange"]
         relay.watch.faults.clear()

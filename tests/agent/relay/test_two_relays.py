@@ -234,3 +234,28 @@ async def test_a_peer_that_is_gone_is_left_before_the_first_byte_and_told_after_
         assert b'"upstream_lost"' in last
         client.close()
         router.assert_idle()
+
+
+@pytest.mark.parametrize("name", ["eng\u00fc", "e1\r\nx-injected: 1", "e1\x1b[31m", "e1;r=1", ""])
+async def test_an_engine_whose_name_no_header_can_carry_is_a_failed_attempt(
+    tmp_path: Path, name: str
+) -> None:
+    """A member may call its engines what it likes: no byte of it reaches a header, and the request goes elsewhere."""
+    async with Recorder() as up, pair(tmp_path, up.port) as (relay, peer):
+        relay.fleet.order[0] = (peer.id, name)
+        relay.fleet.add(Local("e9", up.port))
+        heard = await ask(relay.port, post(relay.port))
+        assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, "@here/e9")
+        assert [where for where, _ in relay.watch.faults] == ["dispatch"]
+        relay.watch.faults.clear()
+
+
+@pytest.mark.parametrize("name", ["eng\u00fc", "m\r\nx-injected: 1", "m\x1b[31m"])
+async def test_a_name_that_is_no_plain_text_is_left_out_of_an_answers_headers(name: str) -> None:
+    async with Recorder() as up, running(up.port) as relay:
+        relay.fleet.served = name
+        relay.fleet.locals["e0"].spelled = "m"
+        heard = await ask(relay.port, post(relay.port))
+        assert heard.status == 200
+        assert not {"x-pairmesh-model", "x-injected"} & heard.headers.keys()
+        assert heard.headers["x-pairmesh-node"] == "@here/e0"
