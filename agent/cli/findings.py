@@ -57,6 +57,7 @@ _LOG_LOST: Final = "whoever reads its standard error stands still or is gone, or
 _TROUBLES: Final = {
     "unreachable": "does not answer at its url: is it running, and is that its port?",
     "silent": "answers nothing at all: it serves only if nobody else can. It may be busy; if it stays so, restart it",
+    "deaf": "answers nothing while it works on more than it ever had when it answered: it serves only if nobody else can",
     "stuck": "answers questions, and has let every request wait for a minute: it serves only if nobody else can. If it stays "
     "so, restart it",
     "starting": "answers, but lists no models yet: it still starts, or its url leads to something else",

@@ -46,14 +46,16 @@ class EngineBusy(RemoteFault):
 
 
 class Health(Enum):
-    """State of an endpoint as its monitor sees it. ``SILENT`` answers nothing, ``STUCK`` answers questions and does no
-    work: neither is proof of anything, so they take requests if nobody else can."""
+    """State of an endpoint as its monitor sees it. ``SILENT`` answers nothing although it used to with as much to do,
+    ``DEAF`` answers nothing with more to do than ever before, ``STUCK`` answers questions and does no work: none of this
+    is proof of anything, so they take requests if nobody else can."""
 
     UNREACHABLE = "unreachable"
     STARTING = "starting"
     READY = "ready"
     DEGRADED = "degraded"
     SILENT = "silent"
+    DEAF = "deaf"
     STUCK = "stuck"
     UNAUTHORISED = "unauthorised"
     REFUSED = "refused"
@@ -72,13 +74,14 @@ class Health(Enum):
         return _CODES[self]
 
 
-_SERVES = frozenset({Health.READY, Health.DEGRADED, Health.SILENT, Health.STUCK})
+_SERVES = frozenset({Health.READY, Health.DEGRADED, Health.SILENT, Health.DEAF, Health.STUCK})
 _CODES: dict[Health, EngineState] = {
     Health.UNREACHABLE: EngineState.DOWN,
     Health.STARTING: EngineState.STARTING,
     Health.READY: EngineState.READY,
     Health.DEGRADED: EngineState.READY,
     Health.SILENT: EngineState.FAILING,
+    Health.DEAF: EngineState.FAILING,
     Health.STUCK: EngineState.FAILING,
     Health.UNAUTHORISED: EngineState.DOWN,
     Health.REFUSED: EngineState.DOWN,

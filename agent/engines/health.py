@@ -1,8 +1,8 @@
 """The health of one endpoint as a pure fold over what its polls and the relay report.
 
-A refused connection is a fact. Silence is none: an engine that works may be deaf for a minute, so what is not answered
-counts only where the engine has answered before with as many requests in hand, and any other sign of life makes up for
-it. It never touches counts of requests in flight and never causes a token to be generated.
+A refused connection is a fact. Silence is none: an engine that works may be deaf for a minute. What is not answered counts
+as silence only where the engine has answered before with as many requests in hand; with more it is a doubt, until it is
+known to be deaf then; and any other sign of life makes up for both. It never touches counts of requests in flight and never causes a token to be generated.
 """
 
 from msgspec import Struct
@@ -24,7 +24,9 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
 
     ``seen_ms``: first answer of any kind since it was last unreachable. ``listed_ms``, ``looked_ms``: last
     good inventory and last good fast poll; None after a bad inventory or a lost connection. ``answered_most``: with how
-    many own requests in hand it has answered. ``silent_ms``: since when it is silent.
+    many own requests in hand it has answered. ``silent_ms``: since when it is silent. ``doubts`` counts missing answers
+    with more in hand than that, ``doubted`` is how many it had then, and ``deaf_least`` with how many it is known to be
+    deaf while it works.
     """
 
     refusal: Refusal | None = None
@@ -33,6 +35,9 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
     lost: bool = False
     failures: int = 0
     answered_most: int = 0
+    doubts: int = 0
+    doubted: int = 0
+    deaf_least: int | None = None
     silent_ms: int | None = None
     seen_ms: int | None = None
     listed_ms: int | None = None
@@ -54,9 +59,16 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
         if self.listed_ms is None:
             fresh = self.seen_ms is not None and now_ms - self.seen_ms < START_MS
             return Health.STARTING if fresh else Health.UNREACHABLE
+        if self.doubts >= FAILURES:
+            return Health.DEAF
         if self.looked_ms is None or now_ms - self.looked_ms > ABSENCE_PERIODS * period_ms:
             return Health.DEGRADED
         return Health.READY
+
+    @property
+    def unanswered(self) -> int:
+        """Questions in a row without an answer, as far as they count."""
+        return max(self.failures, self.doubts)
 
     def answered(self, now_ms: int, in_flight: int = 0) -> "Signs":
         """Any HTTP answer at all, with so many own requests in hand."""
@@ -64,6 +76,7 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
             self,
             lost=False,
             failures=0,
+            doubts=0,
             silent_ms=None,
             answered_most=max(self.answered_most, in_flight),
             seen_ms=now_ms if self.seen_ms is None else self.seen_ms,
@@ -71,12 +84,21 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
 
     def works(self) -> "Signs":
         """Another sign of life than an answer to a question: a byte of an answer of its own."""
-        return replace(self, failures=0, silent_ms=None)
+        return replace(self, failures=0, doubts=0, silent_ms=None)
+
+    def served(self) -> "Signs":
+        """A request was answered well. If it did not answer questions meanwhile, it is deaf while it works."""
+        if not self.doubts:
+            return self
+        least = self.doubted if self.deaf_least is None else min(self.deaf_least, self.doubted)
+        return replace(self.works(), deaf_least=least)
 
     def missed(self, now_ms: int, in_flight: int = 0) -> "Signs":
         """A question got no answer in time, with so many own requests in hand."""
         if in_flight > self.answered_most:
-            return self
+            if self.deaf_least is not None and in_flight >= self.deaf_least:
+                return self
+            return replace(self, doubts=min(self.doubts + 1, FAILURES), doubted=in_flight)
         failures = min(self.failures + 1, FAILURES)
         silent_ms = self.silent_ms
         if failures >= FAILURES and silent_ms is None:
@@ -91,6 +113,8 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
             lost=True,
             loading=False,
             answered_most=0,
+            doubts=0,
+            deaf_least=None,
             silent_ms=None,
             seen_ms=None,
             listed_ms=None,

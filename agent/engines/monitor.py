@@ -229,6 +229,7 @@ class EndpointMonitor:
         """The engine speaks ``dialect``, whatever was assumed."""
         if dialect & ~self._proven:
             self._proven |= dialect
+        self._signs = self._signs.served()
 
     def list_soon(self) -> None:
         """Read the list now, but not for every request of a caller who keeps asking for what is not there."""
@@ -258,7 +259,7 @@ class EndpointMonitor:
     @property
     def _may_ask(self) -> bool:
         """Nothing went unanswered lately, or an answer broke off: whoever is there now is to be asked who it is."""
-        return self._broke_off or not self._signs.failures
+        return self._broke_off or not self._signs.unanswered
 
     async def _pause(self) -> None:
         due = self._identify_at
@@ -364,7 +365,7 @@ class EndpointMonitor:
             seen = await adapter.observe(self._clock.boot_ms(), period)
         except EngineUnreachable as error:
             self._unanswered(error)
-            if not self._signs.lost and self._signs.failures < FAILURES:
+            if not self._signs.lost and self._signs.unanswered < FAILURES:
                 await self._touch()
             return
         except EngineMisspoke as error:
@@ -467,7 +468,7 @@ class EndpointMonitor:
             self._signs = self._signs.answered(self._clock.boot_ms(), self._in_flight)
         else:
             self._signs = self._signs.answered(self._clock.boot_ms(), self._in_flight)
-        if 0 < self._signs.failures < FAILURES:
+        if 0 < self._signs.unanswered < FAILURES:
             self._fast_at = self._clock.boot_ms()
 
     def _unanswered(self, error: EngineUnreachable) -> None:

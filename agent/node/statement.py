@@ -36,6 +36,8 @@ from router_core.record.state import (
 
 _MIB = 1024 * 1024
 _JUMP_MIB = 1_024
+_DOUBTFUL = frozenset({Health.DEAF, Health.STUCK})
+"""Of a silent engine the age tells for how long: a doubt is no silence."""
 _SERVING = frozenset({EngineState.READY, EngineState.FAILING})
 
 
@@ -274,7 +276,7 @@ def _engine_load(
         ours=own.ours,
         work_ds=round(10 * own.work_s),
         kv_c=_kv_used(endpoint),
-        age_ds=max(0, age_ms // 100),
+        age_ds=0 if endpoint.health in _DOUBTFUL else max(0, age_ms // 100),
         obtainable_mib=_obtainable(endpoint, memory),
     )
 

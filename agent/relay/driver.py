@@ -285,8 +285,8 @@ class Courier:
             vital = leg.watch.look(picture, leg.routed.endpoint, asked_ms if counted else None)
             if vital is Vital.ALIVE or leg.sent_ms is None:
                 return
-            if vital is Vital.STUCK:
-                self.hear(ev.EndpointStuck(attempt=leg.number))
+            if vital is Vital.DOUBTFUL:
+                self.hear(ev.EndpointDoubtful(attempt=leg.number))
                 return
             cause = Cause.SILENT
         tried = frozenset([*self._machine.tried, *[each.routed.at for each in self._legs]])

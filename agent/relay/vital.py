@@ -1,7 +1,8 @@
 """Whether an engine, here or at a peer, still gives signs of life, as its owner's newest record tells. Pure.
 
-An owner calls an engine failing that is silent (answers nothing at all) or stuck (answers questions, and does no work):
-which of the two shows in the age of what the engine last told.
+An owner calls an engine failing that is silent (answers nothing at all), or of which it doubts that it works (stuck: it
+answers questions and does nothing; deaf: it has more to do than ever before when it answered). Which of the two shows in
+the age of what the engine last told: of a doubt its owner tells none.
 """
 
 from enum import Enum
@@ -17,7 +18,7 @@ _RECORDS = 2
 class Vital(Enum):
     ALIVE = "alive"
     SILENT = "silent"
-    STUCK = "stuck"
+    DOUBTFUL = "doubtful"
 
 
 class Watch:
@@ -46,4 +47,4 @@ class Watch:
             return Vital.SILENT
         if engine.state != EngineState.FAILING:
             return Vital.ALIVE
-        return Vital.SILENT if (engine.age_ds or 0) >= _SILENT_DS else Vital.STUCK
+        return Vital.SILENT if (engine.age_ds or 0) >= _SILENT_DS else Vital.DOUBTFUL

@@ -151,8 +151,8 @@ class NoSignOfLife(UpstreamEvent, frozen=True, gc=False, kw_only=True):
     cause: Cause
 
 
-class EndpointStuck(UpstreamEvent, frozen=True, gc=False, kw_only=True):
-    """The endpoint answers questions and does no work: a second attempt elsewhere is worth its price."""
+class EndpointDoubtful(UpstreamEvent, frozen=True, gc=False, kw_only=True):
+    """The endpoint's owner doubts that it works: a second attempt elsewhere is worth its price."""
 
 
 class NoSpare(Event, frozen=True, gc=False, kw_only=True):

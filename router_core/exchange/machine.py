@@ -221,7 +221,7 @@ class Exchange:
         self._now_at().spare_at = now + self._policy.spare_retry_ms
         return []
 
-    def _stuck(self, _event: ev.EndpointStuck, _now: int) -> list[ev.Action]:
+    def _doubtful(self, _event: ev.EndpointDoubtful, _now: int) -> list[ev.Action]:
         attempt = self._now_at()
         if self._hedge is Hedge.OFF or self._others or attempt.state is not State.AWAITING:
             return []
@@ -550,7 +550,7 @@ _TABLE: dict[State, dict[type[ev.Event], Step]] = {
             ev.IngressRefused: Exchange._turned_back,
             ev.Lost: Exchange._lost,
             ev.NoSignOfLife: Exchange._no_sign_of_life,
-            ev.EndpointStuck: Exchange._stuck,
+            ev.EndpointDoubtful: Exchange._doubtful,
             ev.Decided: Exchange._dial_spare,
             ev.NoSpare: Exchange._without_spare,
             ev.TimePassed: Exchange._time,

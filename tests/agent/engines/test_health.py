@@ -52,12 +52,23 @@ def test_silence_alone_makes_an_engine_gone_after_a_minute_and_never_while_it_ho
 
 def test_a_missed_answer_counts_only_with_no_more_requests_in_hand_than_it_ever_answered_with() -> None:
     idle = Signs().listed(0).looked(0)
-    assert silent(idle, in_flight=1).judge(1, PERIOD, 1) is Health.READY
+    assert silent(idle, in_flight=1).judge(1, PERIOD, 1) is Health.DEAF
     busy = idle.looked(0, in_flight=4)
     assert silent(busy, in_flight=4).judge(1, PERIOD, 4) is Health.SILENT
-    assert silent(busy, in_flight=5).judge(1, PERIOD, 5) is Health.READY
+    assert silent(busy, in_flight=5).judge(1, PERIOD, 5) is Health.DEAF
     again = busy.gone().listed(9).looked(9)
-    assert silent(again, in_flight=1).judge(9, PERIOD, 1) is Health.READY
+    assert silent(again, in_flight=1).judge(9, PERIOD, 1) is Health.DEAF
+
+
+def test_an_engine_that_serves_although_it_answered_no_question_is_known_to_be_deaf_from_so_much_work_on() -> (
+    None
+):
+    deaf = silent(Signs().listed(0).looked(0), in_flight=3).served().looked(1)
+    assert silent(deaf, in_flight=3).judge(1, PERIOD, 3) is Health.READY
+    assert silent(deaf, in_flight=9).judge(1, PERIOD, 9) is Health.READY
+    assert silent(deaf, in_flight=2).judge(1, PERIOD, 2) is Health.DEAF
+    assert silent(deaf).judge(1, PERIOD) is Health.SILENT
+    assert silent(deaf.gone().listed(2).looked(2), in_flight=3).judge(2, PERIOD, 3) is Health.DEAF
 
 
 def test_an_answer_or_a_byte_of_its_own_work_in_between_starts_the_count_anew() -> None:
@@ -93,6 +104,7 @@ Step = st.sampled_from(
         lambda s, now: s.looked(now),
         lambda s, now: s.identified(now),
         lambda s, now: s.works(),
+        lambda s, now: s.served(),
         lambda s, now: s.missed(now, now % 3),
         lambda s, now: s.looked(now, now % 3),
         lambda s, now: s.gone(),

@@ -153,7 +153,7 @@ async def test_a_silent_engine_is_left_where_another_can_serve_and_else_waited_f
         relay.assert_idle()
 
 
-async def test_a_stuck_engine_gets_a_second_attempt_at_once() -> None:
+async def test_an_engine_that_is_doubted_gets_a_second_attempt_at_once() -> None:
     async with Recorder(silent) as one, Recorder() as two, running(one.port, two.port) as relay:
         relay.fleet.hedge = Hedge.HUNG
         relay.fleet.pictures[at("e0")] = seen(EngineState.FAILING, age_ds=5)

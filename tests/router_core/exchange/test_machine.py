@@ -402,11 +402,11 @@ def test_without_a_free_place_a_second_attempt_is_looked_for_again() -> None:
     assert run.machine.deadline == POLICY.hung_ms + POLICY.spare_retry_ms
 
 
-def test_a_stuck_engine_gets_a_second_attempt_at_once_unless_that_is_switched_off() -> None:
-    actions = Run(hedge=Hedge.HUNG).sent().tell(ev.EndpointStuck(attempt=1))
+def test_an_endpoint_that_is_doubted_gets_a_second_attempt_at_once_unless_that_is_switched_off() -> None:
+    actions = Run(hedge=Hedge.HUNG).sent().tell(ev.EndpointDoubtful(attempt=1))
     assert kinds(actions) == ["Decide"]
     assert actions[0].spare
-    assert Run().sent().tell(ev.EndpointStuck(attempt=1)) == []
+    assert Run().sent().tell(ev.EndpointDoubtful(attempt=1)) == []
 
 
 def test_the_deadline_and_the_client_end_all_attempts_under_way() -> None:
@@ -610,7 +610,7 @@ EVENTS = st.one_of(
     st.builds(ev.IngressRefused, attempt=ATTEMPT, cause=st.sampled_from(("queue_full", "pressure"))),
     st.builds(ev.Lost, attempt=ATTEMPT, cause=st.sampled_from(Cause), stale=st.booleans()),
     st.builds(ev.NoSignOfLife, attempt=ATTEMPT, cause=st.sampled_from((Cause.SILENT, Cause.SUSPECT))),
-    st.builds(ev.EndpointStuck, attempt=ATTEMPT),
+    st.builds(ev.EndpointDoubtful, attempt=ATTEMPT),
     st.sampled_from(
         (
             ev.NodeSuspected(),
