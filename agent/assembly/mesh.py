@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
+from typing import Final
 
 from agent.assembly.ground import Ground
 from agent.board import Board
@@ -28,6 +29,9 @@ from router_core.mesh.publish import Me
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import ViewChange
 from router_core.record.state import Address
+
+MEMBERS_MS: Final = 1_000
+"""How long the known addresses of members are taken as they were."""
 
 
 def mesh_policy(mesh: MeshSettings) -> MeshPolicy:
@@ -86,12 +90,13 @@ class MeshRooms:
         shelf = MeshShelf(Marks(ground.folders.state, ground.newer), trust.peer_files)
         self._clock = clock
         self._board = board
+        saved = shelf.load(membership.mesh_id, tuple(membership.members.values()))
         self.machine = Mesh(
             Me(id16=own.id16, key32=own.key.key32),
             mesh_policy(settings),
             MeshCrypto(own.key),
             new_rng(),
-            shelf.load(membership.mesh_id, tuple(membership.members.values())),
+            saved,
             clock.boot_ms(),
         )
         self.alarms = Alarms(ground.log, "mesh", self._called)
@@ -112,6 +117,14 @@ class MeshRooms:
             own.node_id, link_port, sighted=self.driver.sighted, clock=clock, failed=ground.failed
         )
         self._loopback = settings.listen.loopback
+        self._saved = frozenset(
+            ip_address(addr.ip)
+            for known in saved.addresses
+            for addr in known.addrs
+            if len(addr.ip) in (4, 16)
+        )
+        self._members_at: int | None = None
+        self._members_ips: frozenset[IpAddress] = frozenset()
 
     def announced(self) -> tuple[IpAddress, ...]:
         """The own addresses to tell by multicast: none of a loopback listener."""
@@ -139,6 +152,17 @@ class MeshRooms:
         nodes = self._board.current.nodes.values()
         told = [addr.ip for node in nodes if node.static is not None for addr in node.static.addrs]
         return frozenset(ip_address(ip) for ip in told if len(ip) in (4, 16))
+
+    def is_members(self, ip: str) -> bool:
+        """True if a member is known to have that address: it told it, was reached or seen there, or the operator says
+        so."""
+        now = self._clock.boot_ms()
+        if self._members_at is None or now - self._members_at >= MEMBERS_MS:
+            self._members_at = now
+            self._members_ips = (
+                self._told() | self._saved | self.book.ips() | frozenset(self.driver.remote_ips())
+            )
+        return ip_address(ip.partition("%")[0]) in self._members_ips
 
     def told_addresses(self, node_id: NodeId, addresses: tuple[Address, ...]) -> None:
         """``node_id`` can be dialled there, as its member file or its operator says."""

@@ -47,6 +47,17 @@ _FULL: Final = {
     "idle_longest": "the connection idle longest made room: have clients close or share theirs",
     "none_idle": "every connection has a request: others wait until one ends",
 }
+_HALF_OPEN: Final = {
+    Refusal.PER_IP: (
+        limits.UNAUTHENTICATED_PER_IP,
+        "one address has so many that never finish: 'ss -tn' shows which; block it",
+    ),
+    Refusal.UNAUTHENTICATED: (
+        limits.UNAUTHENTICATED,
+        "so many never finish: 'ss -tn' shows from where; members' known addresses get in",
+    ),
+}
+"""Most connections whose handshake is not over, and what to do about those that keep others out."""
 
 
 def _session_headers(policy: PlacementPolicy) -> frozenset[bytes]:
@@ -177,6 +188,7 @@ class RelayRooms:
                 admittance=trust.admittance,
                 tasks=tasks,
                 refused=self._refuse,
+                is_known=mesh.is_members,
             )
             for port, socks, factory in (
                 (Port.LINK, ports.link, self.link_server),
@@ -212,6 +224,11 @@ class RelayRooms:
             self._out_of_descriptors(port.value)
         else:
             self.refused.inc(port.value, why.value)
+            if why in _HALF_OPEN:
+                limit, cure = _HALF_OPEN[why]
+                self._log.warning(
+                    "connections.refused", port=port.value, reason=why.value, limit=limit, why=cure
+                )
 
     def _full(self, made_room: bool) -> None:
         why = "idle_longest" if made_room else "none_idle"

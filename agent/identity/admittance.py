@@ -1,6 +1,8 @@
 """How many connections there may be, by what is known of them: an address before the handshake, an id after it.
 
-One ``Admittance`` is shared by all listeners of a daemon, so that descriptors are counted once.
+One ``Admittance`` is shared by all listeners of a daemon, so that descriptors are counted once. Connections whose
+handshake is not over are counted by port: those of strangers on one say nothing about the other, and room is kept for
+addresses that members are known to have. Whoever waits longest gives way.
 """
 
 import asyncio
@@ -32,43 +34,81 @@ class Refusal(Enum):
     PER_PORT = "per_port"
 
 
+class HalfOpen:
+    """A connection whose handshake is not over. ``since`` is the listener's time in seconds; ``give_way`` ends it."""
+
+    __slots__ = ("give_way", "ip", "is_known", "port", "since")
+
+    def __init__(
+        self, port: Port, ip: str, since: float, give_way: Callable[[], None], *, is_known: bool
+    ) -> None:
+        self.port = port
+        self.ip = ip
+        self.since = since
+        self.give_way = give_way
+        self.is_known = is_known
+
+
 class Admittance:
     """Counts of one daemon; ``most`` is how many sockets its listeners may hold together."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most if most is not None else _descriptors() - DESCRIPTOR_RESERVE
-        self._by_ip: Counter[str] = Counter()
-        self._pending = 0
+        self._half_open: dict[Port, dict[HalfOpen, None]] = {port: {} for port in Port}
         self._live: dict[tuple[Port, Id16], set[asyncio.Transport]] = {}
         self._open: Counter[Port] = Counter()
 
     @property
     def pending(self) -> int:
         """Connections whose handshake is not over."""
-        return self._pending
+        return sum(map(len, self._half_open.values()))
 
-    def saturated(self) -> Refusal | None:
-        """Why nothing at all should be accepted now, if so."""
-        if self._pending >= limits.UNAUTHENTICATED:
+    def saturated(self, port: Port) -> Refusal | None:
+        """Why nothing at all should be accepted on ``port`` now, if so."""
+        if len(self._half_open[port]) >= limits.UNAUTHENTICATED + limits.UNAUTHENTICATED_MEMBERS:
             return Refusal.UNAUTHENTICATED
-        if self._pending + self._open.total() >= self._most:
+        if self.pending + self._open.total() >= self._most:
             return Refusal.DESCRIPTORS
         return None
 
-    def begin(self, ip: str) -> Refusal | None:
-        """Count a connection from ``ip`` until ``end``, or say why not."""
-        if self._by_ip[ip] >= limits.UNAUTHENTICATED_PER_IP:
-            return Refusal.PER_IP
-        self._by_ip[ip] += 1
-        self._pending += 1
-        return None
+    def begin(
+        self,
+        port: Port,
+        ip: str,
+        now: float,
+        *,
+        give_way: Callable[[], None],
+        is_known: Callable[[], bool] = lambda: False,
+    ) -> HalfOpen | Refusal:
+        """Count a connection from ``ip`` until ``end``, or say why not.
 
-    def end(self, ip: str) -> None:
-        """The handshake of a connection from ``ip`` is over, one way or the other."""
-        self._pending -= 1
-        self._by_ip[ip] -= 1
-        if not self._by_ip[ip]:
-            del self._by_ip[ip]
+        Where there is no room, the oldest of its kind gives way, if it had time enough for any handshake. ``is_known``,
+        whether a member is known to have that address, is asked only where it matters.
+        """
+        waiting = self._half_open[port]
+        of_ip = [each for each in waiting if each.ip == ip]
+        if len(of_ip) >= limits.UNAUTHENTICATED_PER_IP and not self._make_room(of_ip, now):
+            return Refusal.PER_IP
+        known = False
+        if len(waiting) >= limits.UNAUTHENTICATED:
+            known = is_known()
+            if not known and not self._make_room([each for each in waiting if not each.is_known], now):
+                return Refusal.UNAUTHENTICATED
+        begun = HalfOpen(port, ip, now, give_way, is_known=known)
+        waiting[begun] = None
+        return begun
+
+    def _make_room(self, waiting: list[HalfOpen], now: float) -> bool:
+        """``waiting`` is in the order of arrival."""
+        if not waiting or now - waiting[0].since < limits.HALF_OPEN_LEAST / 1_000:
+            return False
+        self.end(waiting[0])
+        waiting[0].give_way()
+        return True
+
+    def end(self, half_open: HalfOpen) -> None:
+        """Its handshake is over, one way or the other; saying so twice is harmless."""
+        self._half_open[half_open.port].pop(half_open, None)
 
     def register(self, port: Port, id16: Id16, transport: asyncio.Transport) -> Refusal | None:
         """Count ``transport`` as a live connection of ``id16`` until ``release``, or say why not."""

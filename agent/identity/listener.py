@@ -12,13 +12,14 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
 from agent.effects.descriptors import NOT_LISTENING, OUT_OF_DESCRIPTORS
 from agent.effects.tasks import Tasks
 from agent.effects.turns import Turns
-from agent.identity.admittance import Admittance, Refusal, Refused
+from agent.identity.admittance import Admittance, HalfOpen, Refusal, Refused
 from agent.identity.routes import Port
 from agent.identity.tls import peer_der
 from router_core import limits
@@ -27,6 +28,7 @@ from router_core.record.membership import Member
 
 BACKLOG: Final = 128
 SHUTDOWN_S: Final = 2.0
+REFUSAL_PACE_S: Final = 0.002
 _PAUSE_S = limits.ACCEPT_PAUSE / 1000
 
 _Option = tuple[int, str, int]
@@ -88,7 +90,8 @@ class MayBeIdle(Protocol):
 
 
 class Listener:
-    """One port for members. ``start`` it inside the loop, ``aclose`` it once."""
+    """One port for members. ``start`` it inside the loop, ``aclose`` it once. ``is_known`` tells whether a member is known
+    to have an address."""
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class Listener:
         admittance: Admittance,
         tasks: Tasks,
         refused: Refused,
+        is_known: Callable[[str], bool] = lambda _ip: False,
         handshake_s: float = limits.TLS_HANDSHAKE / 1000,
         pause_s: float = _PAUSE_S,
     ) -> None:
@@ -113,6 +117,7 @@ class Listener:
         self._admittance = admittance
         self._tasks = tasks
         self._refused = refused
+        self._is_known = is_known
         self._handshake_s = handshake_s
         self._pause_s = pause_s
         self._accepting: list[asyncio.Task[Any]] = []
@@ -145,7 +150,7 @@ class Listener:
         turns = self._turns[listening]
         while True:
             turns.turn()
-            saturated = self._admittance.saturated()
+            saturated = self._admittance.saturated(self._port)
             if saturated is not None:
                 self._refused(self._port, saturated)
                 await asyncio.sleep(self._pause_s)
@@ -160,17 +165,26 @@ class Listener:
                     self._refused(self._port, Refusal.DESCRIPTORS)
                     await asyncio.sleep(self._pause_s)
                 continue
-            self._take(sock, address[0])
+            if not self._take(sock, address[0]):
+                # Strangers that flood the port are let in and refused no faster than that.
+                await asyncio.sleep(REFUSAL_PACE_S)
 
-    def _take(self, sock: socket.socket, ip: str) -> None:
-        refusal = self._admittance.begin(ip)
-        if refusal is not None:
-            self._refused(self._port, refusal)
+    def _take(self, sock: socket.socket, ip: str) -> bool:
+        begun = self._admittance.begin(
+            self._port,
+            ip,
+            asyncio.get_running_loop().time(),
+            give_way=partial(_hang_up, sock),
+            is_known=lambda: self._is_known(ip),
+        )
+        if isinstance(begun, Refusal):
+            self._refused(self._port, begun)
             sock.close()
-            return
-        self._tasks.spawn(self._handshake(sock, ip), f"handshake {self._port.value}")
+            return False
+        self._tasks.spawn(self._handshake(sock, begun), f"handshake {self._port.value}")
+        return True
 
-    async def _handshake(self, sock: socket.socket, ip: str) -> None:
+    async def _handshake(self, sock: socket.socket, begun: HalfOpen) -> None:
         tune(sock, self._port)
         loop = asyncio.get_running_loop()
         try:
@@ -186,7 +200,7 @@ class Listener:
             self._refused(self._port, Refusal.HANDSHAKE)
             sock.close()
         finally:
-            self._admittance.end(ip)
+            self._admittance.end(begun)
 
     def _guarded(self) -> asyncio.Protocol:
         return _Guard(self._factory(), self._admit, self._left)
@@ -222,6 +236,12 @@ class Listener:
 
     def _left(self, id16: Id16, transport: asyncio.Transport) -> None:
         self._admittance.release(self._port, id16, transport)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """End a connection whose transport is not made yet: it sees the other end go."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Guard(asyncio.Protocol):

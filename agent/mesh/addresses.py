@@ -201,6 +201,11 @@ class AddressBook:
             (at, why) for at in known if at.ip not in listed and (why := self._rules.unfit(at)) is not None
         )
 
+    def ips(self) -> frozenset[IpAddress]:
+        """Every address that the operator names, or that a member was sighted at."""
+        sighted = (each.ip for seen in self._sighted.values() for each in seen)
+        return frozenset((*sighted, *(hint.ip for hint in self._static)))
+
     def told_by_operator(self, member: Member) -> list[Endpoint]:
         """Where ``mesh.peers`` says that ``member`` is."""
         return [Endpoint(hint.ip, hint.port) for hint in self._static if _means(hint, member)]

@@ -320,6 +320,10 @@ class Driver:
         """The own addresses that links run over."""
         return self._links.local_ips()
 
+    def remote_ips(self) -> frozenset[IpAddress]:
+        """The addresses of members that links run over."""
+        return frozenset(ip for link in self._links if (ip := link.remote_ip) is not None)
+
     def ways_to(self, peer: Id16) -> tuple[tuple[IpAddress, bool], ...]:
         """The addresses that links to a member run over, and whether it was dialled there; dialled ones first."""
         found = [(link.remote_ip, link.dialled is not None) for link in self._links.to(peer)]

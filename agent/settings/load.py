@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.settings.fault import Fault
+from agent.settings.planes import disagreements
 from agent.settings.reading import Layers, Written, read
 from agent.settings.schema import KEYS, SCHEMA
 from agent.settings.tuning import PressureTuning, contradictions
@@ -82,6 +83,9 @@ def load(
         source = layers.written["sampling.pressure"].source
         wrong = contradictions(layers.values["sampling.pressure"], layers.values["sampling.profile"])
         faults += [Fault(file=source, key="sampling.pressure", problem=problem) for problem in wrong]
+    if not any(fault.key.endswith(".listen") for fault in faults):
+        for path, problem in disagreements(layers.values["mesh.listen"], layers.values["ingress.listen"]):
+            faults.append(Fault(file=layers.written[path].source, key=path, problem=problem))
     return tuple(faults) if faults else _settings(layers.values, layers.written)
 
 

@@ -98,7 +98,7 @@ KEYS: tuple[Key, ...] = (
         takes="list of networks as IP/BITS",
         parse=values.networks,
         default=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"],
-        meaning="networks a member's addresses must lie in to be dialled",
+        meaning="networks a member's addresses must lie in to be dialled, those of mesh.peers and of links aside",
     ),
     Key(
         path="mesh.roster_max",

@@ -263,6 +263,12 @@ def peers(written: object, refuse: Refuse) -> tuple[PeerHint, ...]:
         hint = _peer(item)
         if hint is None:
             refuse("not a peer", value=item)
+        elif hint.ip.is_link_local:
+            refuse(
+                "a link-local address, which leads nowhere without its interface",
+                value=item,
+                allowed="an address that every host of the network can be reached at",
+            )
         elif hint in found:
             refuse("listed twice", value=item)
         else:

@@ -1,10 +1,12 @@
 """Public reports about hosts with many addresses, moving ones and firewalls, as whole daemons in namespaces meet them."""
 
+import asyncio
+import sys
 import time
 
 import pytest
 
-from tests.support.chaos.namespaces import sh
+from tests.support.chaos.namespaces import entering, sh
 from tests.support.chaos.networks import Hosts, hosts
 from tests.support.chaos.waiting import until
 
@@ -129,3 +131,61 @@ async def test_an_address_that_nothing_allows_is_named_with_the_cure() -> None:
             return f'"@a={here.lan.ip("a")}" to mesh.peers' in doctor
 
         await until(told, 10, "doctor names address and setting")
+
+
+HOARD = """
+import select, socket, sys
+target, sources = sys.argv[1], sys.argv[2:]
+held = []
+def hold(source, port):
+    sock = socket.socket()
+    sock.settimeout(2)
+    try:
+        sock.bind((source, 0))
+        sock.connect((target, port))
+        held.append((sock, source, port))
+    except OSError:
+        sock.close()
+for port in (7433, 7434):
+    for source in sources * 8:
+        hold(source, port)
+print("held", flush=True)
+while held:
+    for each in [entry for entry in held if select.select([entry[0]], [], [], 0)[0]]:
+        held.remove(each)
+        each[0].close()
+        hold(*each[1:])
+    select.select([], [], [], 0.05)
+"""
+"""Eight connections from each address to both ports that never say anything, begun anew when they are closed."""
+
+
+async def test_strangers_that_hoard_half_open_connections_lock_no_member_out() -> None:
+    """Six addresses with eight connections each, on 7433 and 7434; four were enough to fill both."""
+    async with hosts("hoard", "a", "b", engines=["a"]) as here:
+        here.lan.add("evil")
+        sources = [f"10.99.0.{200 + number}" for number in range(6)]
+        for source in sources:
+            here.ip("evil", "addr", "add", f"{source}/24", "dev", "eth0")
+        await here["b"].term()
+        hoard = await asyncio.create_subprocess_exec(
+            *entering(here.lan.hosts["evil"]),
+            sys.executable,
+            *("-c", HOARD, here.lan.ip("a"), *sources),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert hoard.stdout is not None
+            assert await hoard.stdout.readline() == b"held\n"
+            await here["b"].start()
+            await here.route("b", "a", within_s=5)
+            lines = await here.ask("b", 6)
+            assert whole(lines)
+            assert max(line["took"] for line in lines) < 2 * SOON_S
+        finally:
+            hoard.kill()
+            await hoard.wait()
+        metrics = (await here["a"].raw("/metrics")).decode()
+        for port in ("link", "ingress"):
+            assert f'pairmesh_connections_refused_total{{port="{port}",why="unauthenticated"}}' in metrics
+        assert "connections.refused" in here["a"].log.read_text()

@@ -53,7 +53,7 @@ class Echo(asyncio.Protocol):
 class Server:
     """A listener of one node in front of ``Echo``."""
 
-    def __init__(self, node: Node, port: Port = Port.INGRESS, **timing: float) -> None:
+    def __init__(self, node: Node, port: Port = Port.INGRESS, **timing: Any) -> None:
         self.node = node
         self.seen: list[Echo] = []
         self.listener = Listener(
@@ -392,6 +392,46 @@ async def test_one_address_holds_at_most_eight_unauthenticated_connections(tmp_p
     reader, writer = await dial(server, right.contexts.client, server_name(left.own.node_id))
     assert await echoes(reader, writer)
     await hang_up(writer)
+    await server.aclose()
+
+
+@pytest.mark.threat("T20")
+def test_a_member_gets_in_past_those_that_hold_all_half_open_connections(on_loop, tmp_path):
+    async def scenario() -> None:
+        left, right = await pair(tmp_path)
+        server = Server(left, handshake_s=60)
+        silent = [await asyncio.open_connection(*server.address) for _ in range(8)]
+        await until(lambda: left.admittance.pending == 8)
+        name = server_name(left.own.node_id)
+        async with asyncio.timeout(20):
+            while await refused(server, right.contexts.client, name):
+                """As long as the others might still finish."""
+        reader, writer = await dial(server, right.contexts.client, name)
+        assert await echoes(reader, writer)
+        async with asyncio.timeout(10):
+            assert await silent[0][0].read() == b"", "the oldest gave way"
+        assert left.admittance.pending < 8
+        for _, each in [*silent, (reader, writer)]:
+            await hang_up(each)
+        await server.aclose()
+
+    on_loop(scenario)
+
+
+@pytest.mark.threat("T20")
+async def test_a_known_address_gets_in_while_strangers_fill_the_port(tmp_path):
+    left, right = await pair(tmp_path)
+    server = Server(left, handshake_s=60, is_known=lambda ip: ip == "127.0.0.1")
+    sources = [f"127.0.0.{number}" for number in range(2, 6)]
+    silent = [
+        await asyncio.open_connection(*server.address, local_addr=(ip, 0)) for ip in sources for _ in range(8)
+    ]
+    await until(lambda: left.admittance.pending == 32)
+    reader, writer = await dial(server, right.contexts.client, server_name(left.own.node_id))
+    assert await echoes(reader, writer)
+    assert left.admittance.pending == 32
+    for _, each in [*silent, (reader, writer)]:
+        await hang_up(each)
     await server.aclose()
 
 

@@ -210,15 +210,16 @@ def test_a_section_that_is_no_table_is_a_fault(tmp_path: Path) -> None:
         (":7433", ("0.0.0.0", "::"), None, False),
         ("0.0.0.0:7433", ("0.0.0.0",), None, False),
         ("[::]:0", ("::",), None, False),
-        ("127.0.0.1:1", ("127.0.0.1",), "127.0.0.1", True),
+        ("127.0.0.1:1024", ("127.0.0.1",), "127.0.0.1", True),
         ("[::1]:65535", ("::1",), "::1", True),
-        ("192.168.0.4:9", ("192.168.0.4",), "192.168.0.4", False),
+        ("192.168.0.4:1029", ("192.168.0.4",), "192.168.0.4", False),
     ],
 )
 def test_a_listening_address_says_what_to_bind(
     tmp_path: Path, text: str, hosts: tuple[str, ...], source: str | None, loopback: bool
 ) -> None:
-    listen = loaded(write(tmp_path, f'[mesh]\nlisten = "{text}"')).mesh.listen
+    alike = text.rpartition(":")[0] + ":7434"
+    listen = loaded(write(tmp_path, f'[mesh]\nlisten = "{text}"\n[ingress]\nlisten = "{alike}"')).mesh.listen
     assert (listen.hosts, listen.source, listen.loopback, str(listen)) == (hosts, source, loopback, text)
 
 
@@ -383,3 +384,44 @@ def test_the_reference_lists_every_key_once() -> None:
     lines = reference(SCHEMA).splitlines()[2:]
     assert [line.split("`")[1] for line in lines] == [key.path for key in KEYS]
     assert all(line.count("|") == 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ingress", "problem"),
+    [
+        ("10.0.0.5:7433", "10.0.1.5:7434", "reached at no address of mesh.listen, 10.0.0.5:7433"),
+        ("127.0.0.1:7433", "10.0.0.5:7434", "give both the same address"),
+        ("0.0.0.0:7433", "[::]:7434", "reached at no address"),
+        ("0.0.0.0:7433", "[fd00::5]:7434", "reached at no address"),
+        (":7433", ":7433", "has the port of mesh.listen"),
+        (":7433", ":443", "members dial no port below 1024, as :443 is"),
+        (":80", ":7434", "members dial no port below 1024, as :80 is"),
+    ],
+)
+def test_listeners_that_no_member_could_reach_both_are_refused(
+    tmp_path: Path, mesh: str, ingress: str, problem: str
+) -> None:
+    found = faults(tmp_path, f'[mesh]\nlisten = "{mesh}"\n[ingress]\nlisten = "{ingress}"')
+    assert problem in str(next(iter(found.values())))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ingress"),
+    [
+        (":7433", "10.0.0.5:7434"),
+        ("10.0.0.5:7433", ":7434"),
+        ("0.0.0.0:7433", "10.0.0.5:7434"),
+        ("10.0.0.5:0", "10.0.0.5:0"),
+        ("[::]:7433", ":7434"),
+    ],
+)
+def test_listeners_that_meet_somewhere_are_fine(tmp_path: Path, mesh: str, ingress: str) -> None:
+    write(tmp_path, f'[mesh]\nlisten = "{mesh}"\n[ingress]\nlisten = "{ingress}"')
+    assert str(loaded(tmp_path).ingress) == ingress
+
+
+@pytest.mark.parametrize("ip", ["169.254.7.7", "[fe80::1]"])
+def test_a_link_local_peer_is_refused_by_name(tmp_path: Path, ip: str) -> None:
+    found = faults(tmp_path, f'[mesh]\npeers = ["@borg={ip}"]')["mesh.peers"]
+    assert "link-local" in str(found)
+    assert ip in str(found)
