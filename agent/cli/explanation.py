@@ -228,7 +228,7 @@ def _weighed(record: DecisionRecord) -> Iterator[str]:
     which = "" if record.full else f"; the nearest of {record.view.rows} only"
     yield f"weighed, least score first{which}:"
     factors = [name for name in FACTORS if name != "spill" or any(row.f.spill for row in rows)]
-    heads = ("", "", "score", *factors, "adj", "wait", "load", "first token", "all in", "")
+    heads = ("", "", "score", *factors, "adj", "ahead", "wait", "load", "first token", "all in", "cost", "")
     table = [heads, *(_weights(record, row, factors, mixed=mixed) for row in rows[:SHOWN_WEIGHED])]
     yield from columns(table, right=frozenset(range(2, len(heads) - 1)))
     if len(rows) > SHOWN_WEIGHED:
@@ -242,7 +242,7 @@ def _weights(
 ) -> tuple[str, ...]:
     est, chosen = row.est, row is record.winner
     costs = (row.score, *(getattr(row.f, name) for name in factors), row.adj)
-    times = (est.wait, est.load, est.ttft, est.ect)
+    times = (est.wait, est.load, est.ttft, est.ect, est.cost)
     state = [] if row.resident else [_COLD]
     if row.out not in (None, _COLD) and not chosen:
         state.append(row.out.partition(":")[0])
@@ -250,6 +250,7 @@ def _weights(
         "*" if chosen else "",
         f"{row.model} at {_called(record, row.row)}" if mixed else _called(record, row.row),
         *(f"{cost:.3f}" for cost in costs),
+        f"{est.ahead:.1f}",
         *map(seconds, times),
         ", ".join(state),
     )

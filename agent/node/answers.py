@@ -38,7 +38,7 @@ def routed(
         choice.prompt_tokens,
         choice.output_tokens,
         request.hints.request_class.value,
-        choice.max_wait_ms,
+        choice.ahead,
         left_ms,
         choice.resident,
         1000.0 * est.ttft,

@@ -35,9 +35,9 @@ class Gate:
         """Who holds this certificate now."""
         return self._by_der().get(der)
 
-    def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
+    def admit(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
         """None to let the request in, else the cause of the refusal."""
-        cause = admit(_ask_of(route, model, dialect), self._fleet(), now)
+        cause = admit(_ask_of(route, model, dialect), self._fleet())
         return cause.value if cause is not None else None
 
     def asked_about(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
@@ -65,7 +65,7 @@ def _ask_of(route: RouteHeader, model: str, dialect: Dialect) -> IngressAsk:
         model=model,
         dialect=int(dialect),
         resident=route.resident,
-        wait_ms=route.wait_ms,
-        left_ms=route.left_ms,
+        ahead=route.ahead,
+        patient=route.ahead is None and route.wait_ms >= route.left_ms,
         request_class=RequestClass(route.request_class),
     )

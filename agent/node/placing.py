@@ -40,6 +40,8 @@ from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Dialect
 
+_ENDLESS_MS = 10**9
+
 
 class Keeping(Protocol):
     """Where finished records go."""
@@ -241,7 +243,13 @@ class Choosing:
         self.request = replace(request, advice=await authority.ask(request, seen, decision_id))
 
     def decide(
-        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+        self,
+        *,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+        declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
         placing = self._placing
@@ -249,7 +257,7 @@ class Choosing:
         if request is None:
             return self._misunderstood()
         if attempt > 1:
-            request = replace(request, attempt=attempt, tried=tried, refused=refused)
+            request = replace(request, attempt=attempt, tried=tried, refused=refused, declined=declined)
         if (since_ms := self.course.held_since_ms) is not None:
             waits = self.course.is_waiting
             request = after_wait(request, placing.policy, now, since_ms=since_ms, waits=waits)
@@ -352,7 +360,7 @@ class Choosing:
             choice,
             placing.ledger.reserve(choice, now, math.ceil(1000.0 * choice.est.net)),
             inst=placing.ledger.inst,
-            left_ms=max(0, until - now) if until is not None else choice.max_wait_ms,
+            left_ms=max(0, until - now) if until is not None else _ENDLESS_MS,
             held_ms=self.course.held_ms,
             session=session_word(self.request, choice, policy),
         )

@@ -54,7 +54,13 @@ class Question:
         """Nobody else is asked."""
 
     def decide(
-        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+        self,
+        *,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+        declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned:
         """The next owner that was not asked yet."""
         if isinstance(self._hints, HintFault):
@@ -93,7 +99,7 @@ class Question:
             prompt_tokens=0,
             output_tokens=0,
             request_class=self._hints.request_class.value,
-            wait_ms=left_ms,
+            ahead=None,
             left_ms=left_ms,
             resident=row.resident,
             ttft_ms=left_ms / 3,

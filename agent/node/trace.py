@@ -138,9 +138,15 @@ class _TracedChoosing:
         return self._inner.consult()
 
     def decide(
-        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+        self,
+        *,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+        declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned | Queued:
-        told = self._inner.decide(attempt=attempt, tried=tried, refused=refused, now=now)
+        told = self._inner.decide(attempt=attempt, tried=tried, refused=refused, now=now, declined=declined)
         if isinstance(told, Routed):
             self._owner.placed(told, attempt)
         return told

@@ -18,7 +18,7 @@ from agent.relay.parcel import Parcel
 from agent.relay.places import Place, attempt_target, classify, engine_request, peer_request
 from agent.relay.pool import ConnectFailed
 from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
-from agent.relay.route import format_route, route_of
+from agent.relay.route import route_of
 from agent.relay.upstream import AnswerHead, UpstreamConnection
 from agent.relay.vital import Vital, Watch
 from agent.relay.wiring import Voice, Wiring, tell_breakers
@@ -382,6 +382,7 @@ class Courier:
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
+            declined=action.declined,
             now=int(self._now),
         )
         if isinstance(chosen, Turned):
@@ -494,7 +495,7 @@ class Courier:
         rng = self._w.rng
         if routed.node is not None:
             leg.body = self._parcel.as_model(routed.served)
-            route = format_route(route_of(routed, leg.number))
+            route = route_of(routed, leg.number)
             length = len(leg.body)
             upstream.send_head(peer_request(self._request, self._asked, routed, route, length, rng))
             return

@@ -139,21 +139,31 @@ def engine_head(
 
 
 def peer_head(
-    *, path: bytes, node: str, length: int, request_id: str, passed: bytes, route: str, model: str
+    *,
+    path: bytes,
+    node: str,
+    length: int,
+    request_id: str,
+    passed: bytes,
+    route: str,
+    ahead: str | None,
+    model: str,
 ) -> bytes:
     """The head of a request to a peer's ingress; the body waits for ``100 Continue``. Raises ``ValueError`` for names
     that no header can carry."""
     if not model.isascii() or not model.isprintable():
         raise ValueError("a name that is no printable ASCII")
+    expects = b"" if ahead is None else b"x-pairmesh-ahead: %s\r\n" % ahead.encode("ascii")
     return (
         b"POST %s HTTP/1.1\r\nhost: %s.mesh.internal\r\ncontent-type: application/json\r\n"
         b"transfer-encoding: chunked\r\nexpect: 100-continue\r\nx-request-id: %s\r\nx-pairmesh-route: %s\r\n"
-        b"x-pairmesh-model: %s\r\nx-pairmesh-length: %d\r\n%s\r\n"
+        b"%sx-pairmesh-model: %s\r\nx-pairmesh-length: %d\r\n%s\r\n"
     ) % (
         path,
         node.encode("ascii"),
         request_id.encode("ascii"),
         route.encode("ascii"),
+        expects,
         model.encode("ascii"),
         length,
         passed,

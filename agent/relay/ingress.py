@@ -89,7 +89,13 @@ class OneTarget:
         """It was chosen elsewhere."""
 
     def decide(
-        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+        self,
+        *,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+        declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned:
         route = self._call.route
         usual_ms = self._call.service_ms if route.resident else float(route.left_ms)
@@ -109,7 +115,7 @@ class OneTarget:
             prompt_tokens=route.prompt_tokens,
             output_tokens=route.output_tokens,
             request_class=route.request_class,
-            wait_ms=route.wait_ms,
+            ahead=None,
             left_ms=route.left_ms,
             resident=route.resident,
             ttft_ms=usual_ms,
@@ -206,7 +212,7 @@ class IngressFront:
         now = self._w.clock.boot_ms()
         is_work = request.head.path != SHOW
         if is_work:
-            cause = self._admission.admit(route, model, dialect, now)
+            cause = self._admission.admit(route, model, dialect)
         else:
             cause = self._admission.asked_about(route, model, dialect)
         if cause is not None:
@@ -352,7 +358,11 @@ def _announced(request: Request) -> tuple[RouteHeader | None, str | None, int | 
             if name in told:
                 return None, None, None
             told[name] = value
-    route = parse_route(told.get(b"x-pairmesh-route", b"").decode("latin-1"))
+    ahead = told.get(b"x-pairmesh-ahead")
+    route = parse_route(
+        told.get(b"x-pairmesh-route", b"").decode("latin-1"),
+        None if ahead is None else ahead.decode("latin-1"),
+    )
     model = told.get(b"x-pairmesh-model", b"").decode("latin-1")
     length = told.get(b"x-pairmesh-length", b"")
     good = length.isdigit() and len(length) <= 9
@@ -360,4 +370,4 @@ def _announced(request: Request) -> tuple[RouteHeader | None, str | None, int | 
 
 
 _ERROR = b"x-pairmesh-error"
-_ANNOUNCED = frozenset({b"x-pairmesh-route", b"x-pairmesh-model", b"x-pairmesh-length"})
+_ANNOUNCED = frozenset({b"x-pairmesh-route", b"x-pairmesh-ahead", b"x-pairmesh-model", b"x-pairmesh-length"})

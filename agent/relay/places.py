@@ -9,7 +9,8 @@ from agent.relay.attempt import Attempt
 from agent.relay.dialects.facts import Facts
 from agent.relay.headers import engine_head, passed_up, peer_head
 from agent.relay.intake import Request
-from agent.relay.ports import Asked, LocalEndpoint, PeerRoute, Routed, Targets
+from agent.relay.ports import Asked, LocalEndpoint, PeerRoute, Routed, RouteHeader, Targets
+from agent.relay.route import format_ahead, format_route
 from agent.relay.upstream import Options, Target
 from router_core.exchange import events
 from router_core.exchange.failure import FailureClass
@@ -113,6 +114,7 @@ def attempt_target(
             stream=facts.stream,
             floor_ms=policy.overdue_floor_ms,
         ),
+        patient=routed.ahead is None,
     )
 
 
@@ -139,7 +141,7 @@ def engine_request(
 
 
 def peer_request(
-    request: Request, asked: Asked, routed: Routed, route: str, length: int, rng: Random
+    request: Request, asked: Asked, routed: Routed, route: RouteHeader, length: int, rng: Random
 ) -> bytes:
     """The head that goes to a peer's ingress."""
     assert routed.node is not None
@@ -149,7 +151,8 @@ def peer_request(
         length=length,
         request_id=asked.request_id,
         passed=passed_up(request.head.headers, rng),
-        route=route,
+        route=format_route(route),
+        ahead=format_ahead(route),
         model=routed.served,
     )
 

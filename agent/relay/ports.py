@@ -49,8 +49,9 @@ class Routed(Struct, frozen=True, gc=False):
     """An endpoint was chosen and its work reserved under ``seq``.
 
     ``at`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
-    dispatches per target node, ``inst`` is this router's process life. ``wait_ms`` is the longest wait the
-    target may accept the request for, ``service_ms`` how long it alone is predicted to keep the endpoint.
+    dispatches per target node, ``inst`` is this router's process life. ``ahead`` is how many requests are expected to
+    wait there before this one, None if the target may let it wait; ``service_ms`` how long it alone is predicted to
+    keep the endpoint.
     ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints``,
     ``match`` and ``session`` are ready header values, None to omit them. ``held_ms`` is how long the request waited here
     for room, None if it did not have to, ``stands_as`` the class that it rose to by waiting.
@@ -69,7 +70,7 @@ class Routed(Struct, frozen=True, gc=False):
     prompt_tokens: int
     output_tokens: int
     request_class: str
-    wait_ms: int
+    ahead: float | None
     left_ms: int
     resident: bool
     ttft_ms: float
@@ -125,7 +126,13 @@ class Choosing(Protocol):
         """What is to be waited for before the first decision, bounded in time; None to decide at once."""
 
     def decide(
-        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+        self,
+        *,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+        declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
 
@@ -251,7 +258,9 @@ class Targets(Protocol):
 
 
 class RouteHeader(Struct, frozen=True, gc=False, kw_only=True):
-    """``x-pairmesh-route``, parsed."""
+    """``x-pairmesh-route`` and ``x-pairmesh-ahead``, parsed. ``ahead`` is how many requests the router expects to wait
+    there before this one, None if it lets it wait or does not say; then ``wait_ms`` of an older router is how long it
+    does."""
 
     decision_id: str
     attempt: int
@@ -264,6 +273,7 @@ class RouteHeader(Struct, frozen=True, gc=False, kw_only=True):
     wait_ms: int
     left_ms: int
     resident: bool
+    ahead: float | None = None
 
 
 class Admission(Protocol):
@@ -272,7 +282,7 @@ class Admission(Protocol):
     def member(self, der: bytes) -> Member | None:
         """Who holds this certificate now; None for nobody on the roster."""
 
-    def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
+    def admit(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
         """None to accept, else the cause of refusal (``draining`` ``model_absent`` ``queue_full`` ...)."""
 
     def asked_about(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:

@@ -1,4 +1,8 @@
-"""``x-pairmesh-route`` and ``x-pairmesh-state``: what a router tells a peer's ingress, and what it hears back."""
+"""``x-pairmesh-route``, ``x-pairmesh-ahead`` and ``x-pairmesh-state``: what a router tells a peer's ingress, and what it
+hears back.
+
+An ingress takes a route of exactly these fields, so what came later has a header of its own.
+"""
 
 import base64
 import binascii
@@ -14,8 +18,10 @@ _ROUTE = re.compile(
     r"o=(\d{1,9});c=([ibg]);w=(\d{1,9});t=(\d{1,9});r=([01])"
 )
 _ENDPOINT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_AHEAD = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,3})?")
 _SIGNATURE = 64
 _NUMBER_MOST = 10**9 - 1
+_AHEAD_MOST = 10**6 - 1.0
 _U32 = 2**32
 
 
@@ -30,9 +36,10 @@ def route_of(routed: Routed, attempt: int) -> RouteHeader:
         prompt_tokens=min(routed.prompt_tokens, _NUMBER_MOST),
         output_tokens=min(routed.output_tokens, _NUMBER_MOST),
         request_class=routed.stands_as or routed.request_class,
-        wait_ms=min(routed.wait_ms, _NUMBER_MOST),
+        wait_ms=min(routed.left_ms, _NUMBER_MOST),
         left_ms=min(routed.left_ms, _NUMBER_MOST),
         resident=routed.resident,
+        ahead=None if routed.ahead is None else min(routed.ahead, _AHEAD_MOST),
     )
 
 
@@ -47,10 +54,16 @@ def format_route(route: RouteHeader) -> str:
     )
 
 
-def parse_route(text: str) -> RouteHeader | None:
-    """The route of a header's value, None if it is not one."""
+def format_ahead(route: RouteHeader) -> str | None:
+    """The value of ``x-pairmesh-ahead``, None to send none."""
+    return None if route.ahead is None else f"{route.ahead:.3f}"
+
+
+def parse_route(text: str, ahead: str | None = None) -> RouteHeader | None:
+    """The route of a header's value, None if it is not one. ``ahead`` is the value of the header beside it, if there is
+    one."""
     told = _ROUTE.fullmatch(text)
-    if told is None:
+    if told is None or (ahead is not None and _AHEAD.fullmatch(ahead) is None):
         return None
     inst, seq = int(told[4]), int(told[5])
     if inst >= _U32 or seq >= _U32:
@@ -67,6 +80,7 @@ def parse_route(text: str) -> RouteHeader | None:
         wait_ms=int(told[9]),
         left_ms=int(told[10]),
         resident=told[11] == "1",
+        ahead=None if ahead is None else float(ahead),
     )
 
 

@@ -140,7 +140,7 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _share("weights.switch", "harm to the models a load would evict"),
     _share("weights.pressure", "pressure on the host from outside"),
     _share("weights.spill", "price and privacy of an endpoint outside the mesh; on top of the others"),
-    _share("weights.speed", "being done later than the fastest; on top of the others"),
+    _share("weights.speed", "costing more time than the cheapest; on top of the others"),
     *_class("interactive"),
     *_class("batch"),
     *_class("background"),

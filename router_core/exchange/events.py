@@ -9,7 +9,8 @@ from router_core.placement.request import Endpoint
 
 
 class Target(Struct, frozen=True, gc=False, kw_only=True):
-    """Where one attempt goes; ``peer`` means another node's ingress. Durations in ms.
+    """Where one attempt goes; ``peer`` means another node's ingress, ``patient`` that it may let the request wait.
+    Durations in ms.
 
     ``first_byte_ms`` and ``idle_ms`` are limits of the endpoint's owner, 0 where there is none to be kept here.
     ``overdue_ms`` is when its first byte is so late that the endpoint ranks worse for others; it ends nothing.
@@ -21,6 +22,7 @@ class Target(Struct, frozen=True, gc=False, kw_only=True):
     first_byte_ms: int = 0
     idle_ms: int = 0
     overdue_ms: int = 10_000
+    patient: bool = False
 
 
 class Result(Enum):
@@ -183,11 +185,13 @@ class Action(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Decide(Action, frozen=True, gc=False, kw_only=True):
-    """Choose an endpoint on the newest view, without these endpoints. ``spare``: beside an attempt that goes on, so only a
-    warm one with a free place; answered by ``Decided`` or ``NoSpare``."""
+    """Choose an endpoint on the newest view, without those ``tried`` and ``refused``. Those that ``declined`` had more to
+    do than was expected: chosen again, they are to let it wait. ``spare``: beside an attempt that goes on, so only a warm
+    one with a free place; answered by ``Decided`` or ``NoSpare``."""
 
     tried: frozenset[Endpoint]
     refused: frozenset[Endpoint]
+    declined: frozenset[Endpoint]
     attempt: int
     spare: bool = False
 

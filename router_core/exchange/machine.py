@@ -101,6 +101,7 @@ class Exchange:
         self._tried: frozenset[Endpoint] = frozenset()
         self._refused: frozenset[Endpoint] = frozenset()
         self._erred: tuple[Endpoint, ...] = ()
+        self._declined: frozenset[Endpoint] = frozenset()
         self._refusals = 0
         self._held_until: int | None = None
         self._in_vain: ev.TurnedAway | None = None
@@ -169,7 +170,14 @@ class Exchange:
 
     def _decide(self) -> list[ev.Action]:
         self.state = State.DECIDING
-        return [ev.Decide(tried=self._tried, refused=self._refused, attempt=self.attempt + 1)]
+        return [
+            ev.Decide(
+                tried=self._tried,
+                refused=self._refused,
+                declined=self._declined,
+                attempt=self.attempt + 1,
+            )
+        ]
 
     def _dial(self, event: ev.Decided, now: int) -> list[ev.Action]:
         self.state = State.DIALLING
@@ -208,7 +216,15 @@ class Exchange:
         if self._dispatches >= self._policy.attempts:
             return []
         tried = self._tried.union([each.target.endpoint for each in self._under_way()])
-        return [ev.Decide(tried=tried, refused=self._refused, attempt=self.attempt + 1, spare=True)]
+        return [
+            ev.Decide(
+                tried=tried,
+                refused=self._refused,
+                declined=self._declined,
+                attempt=self.attempt + 1,
+                spare=True,
+            )
+        ]
 
     def _dial_spare(self, event: ev.Decided, now: int) -> list[ev.Action]:
         assert self._current is not None
@@ -310,7 +326,10 @@ class Exchange:
             return self._leave(attempt, None, now)
         self._refusals += 1
         self._dispatches -= 1
-        self._refused |= {attempt.target.endpoint}
+        if attempt.target.patient:
+            self._refused |= {attempt.target.endpoint}
+        else:
+            self._declined |= {attempt.target.endpoint}
         ended = self._end_attempt(attempt, ev.Result.REFUSED, None)
         return [ended, *self._go_elsewhere(now)]
 

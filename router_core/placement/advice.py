@@ -50,16 +50,18 @@ class AskedEstimate(Struct, frozen=True, gc=False, kw_only=True):
     prefill: int
     ttft: int
     ect: int
+    cost: int
 
 
 class AskedRow(Struct, frozen=True, gc=False, kw_only=True):
-    """One row that may serve; ``id`` is ``<node_id>/<endpoint>``."""
+    """One row that may serve; ``id`` is ``<node_id>/<endpoint>``, ``ahead`` how many requests have to end there first."""
 
     id: Endpoint
     model: str
     level: int
     resident: bool
     est_ms: AskedEstimate
+    ahead: float
     factors: Factors
     score: float
 
@@ -134,7 +136,7 @@ def coarse(
     if pin is not None:
         request = replace(request, pin=replace(pin, tokens=power_of_two(pin.tokens)))
     weighing = Weighing(request, need, seen.sifted, fleet, policy, fleet.breakers, now)
-    weighing.weigh([pace_of(each.row, policy.weights) for each in seen.scored])
+    weighing.weigh([pace_of(each.row, fleet.profiles, policy) for each in seen.scored])
     scored = weighing.scored + weighing.reserves
     if scored:
         score(scored, [], request, need, policy)
@@ -159,7 +161,9 @@ def _asked_row(scored: Scored) -> AskedRow:
             prefill=round(1000.0 * est.prefill),
             ttft=round(1000.0 * est.ttft),
             ect=round(1000.0 * est.ect),
+            cost=round(1000.0 * est.cost),
         ),
+        ahead=round(est.ahead, 2),
         factors=scored.f,
         score=scored.score,
     )

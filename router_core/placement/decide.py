@@ -27,7 +27,6 @@ from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 
 _FULL_ONE_IN = 16
-_WAIT_LEAST_MS = 500
 _RETRIED = frozenset({429, 503})
 _SHED = Action.SHED, Reason.SHED, None
 _SCORE = attrgetter("score")
@@ -90,7 +89,7 @@ def decide(
         request_id=request.request_id,
         action=action,
         reason=reason,
-        chosen=_choice(chosen, request, seen, now) if chosen is not None else None,
+        chosen=_choice(chosen, request, seen, policy) if chosen is not None else None,
         hints=() if request.hints is NO_HINTS else _hint_notes(request, seen, chosen, fleet, reason),
         counts=seen.counts,
         degraded=seen.degraded,
@@ -124,13 +123,14 @@ def decide(
     )
 
 
-def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -> Choice:
+def _choice(scored: Scored, request: PlacementRequest, seen: Survey, policy: PlacementPolicy) -> Choice:
     row, est, need = scored.row, scored.est, seen.need
-    wait_ms = round(2000.0 * est.wait + 250.0 * need.ttft_s)
-    if wait_ms < _WAIT_LEAST_MS:
-        wait_ms = _WAIT_LEAST_MS
-    if request.refused or "pressure" in seen.degraded or len(seen.scored) + len(seen.reserves) == 1:
-        wait_ms = max(wait_ms, need.until_ms - now)
+    patient = not request.spare and (
+        row.key in request.declined
+        or len(request.declined) + len(request.refused) >= policy.patient_after
+        or "pressure" in seen.degraded
+        or len(seen.scored) + len(seen.reserves) == 1
+    )
     return Choice(
         row.key,
         row.node,
@@ -144,7 +144,7 @@ def _choice(scored: Scored, request: PlacementRequest, seen: Survey, now: int) -
         resident=scored.resident,
         prompt_tokens=need.prompt,
         output_tokens=need.output,
-        max_wait_ms=wait_ms,
+        ahead=None if patient else est.ahead,
         prefill_s=est.prefill,
         decode_s=need.output * row.token_s,
         need_bytes=0 if row.resident or row.loading else row.need_bytes,

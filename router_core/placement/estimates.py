@@ -1,11 +1,13 @@
 """How long one row would take for one request, in seconds, and how sure that is.
 
-Rules: old good news fades towards the row's usual load, old bad news does not; queue depth, pending work and own
-reservations act through the wait alone. Refuses to rank.
+Waiting is a matter of counts: how many requests are there, how many of them one may expect to be done by now, and how
+sure that is. Others' requests that no record shows yet are guessed from own ones. Rules: more requests, an older record
+or more own work never make a row look better; queue depth, pending work and own reservations act through the wait
+alone. Refuses to rank.
 """
 
 from collections.abc import Iterable
-from math import exp2
+from math import erf, exp, sqrt
 
 from msgspec import Struct
 
@@ -13,38 +15,54 @@ from router_core.placement.eligibility import Need
 from router_core.placement.ledger import Ledger
 from router_core.placement.record import Estimate
 from router_core.placement.rows import Row
-from router_core.policy.placement import Weights
+from router_core.policy.placement import PlacementPolicy
+from router_core.profile.profiles import Profiles
 
-_FADE_PERIODS = 3.0
 _SPREAD_WAIT = 0.3
 _SPREAD_PER_PERIOD = 0.1
+_UNLIKELY = 16.0
+"""Squared standard deviations below which nobody is expected to wait."""
+_DENSITY = 1.0 / sqrt(2.0 * 3.141592653589793)
+_HALF = sqrt(0.5)
 
 
 class Pace(Struct, frozen=True, gc=False):
     """A row with what follows from its record alone, for any request, so that it is worked out once per snapshot.
 
-    ``wait_s`` is its outstanding work per useful slot, ``fade_s`` how much more is usual (0 if less), ``tpot_s`` the
-    seconds per token beside those in flight, ``spread`` that of its speed and, where it would have to load, of loading.
-    ``worst`` is the largest of its factors that no request moves, ``fixed`` what these add to its score.
+    ``usual_s`` is what a usual request of its model takes there beside as many as it serves at a time, ``turn_s`` how
+    often one of these ends then. ``told`` counts the requests that its record tells of, ``tpot_s`` are the seconds per
+    token beside those in flight, ``spread`` that of its speed and, where it would have to load, of loading. ``worst`` is
+    the largest of its factors that no request moves, ``fixed`` what these add to its score.
     """
 
     row: Row
-    wait_s: float
-    fade_s: float
+    usual_s: float
+    turn_s: float
+    told: int
     tpot_s: float
     spread: float
     worst: float
     fixed: float
 
 
-def pace_of(row: Row, weights: Weights) -> Pace:
+def pace_of(row: Row, profiles: Profiles, policy: PlacementPolicy) -> Pace:
     """The pace of ``row`` by its record."""
-    k, memory, switch, pressure = row.k, row.memory, row.switch, row.pressure
+    weights, memory, switch, pressure = policy.weights, row.memory, row.switch, row.pressure
     spread = row.s_load if row.load_s and row.s_load > row.s_speed else row.s_speed
-    fade_s = (row.work_mean_s - row.work_s) / k if row.work_mean_s > row.work_s else 0.0
+    usual = profiles.usual(row.profile_key.model)
+    usual_s = usual.prompt * row.prefill_s_per_token + usual.output * row.full_token_s
     worst = max(memory, switch, pressure)
     fixed = weights.memory * memory + weights.switch * switch + weights.pressure * pressure
-    return Pace(row, row.work_s / k, fade_s, tpot_s(row, row.in_flight), spread, worst, fixed)
+    return Pace(
+        row,
+        usual_s,
+        usual_s / row.k,
+        row.in_flight + row.queued,
+        tpot_s(row, row.in_flight),
+        spread,
+        worst,
+        fixed,
+    )
 
 
 def tpot_s(row: Row, in_flight: int) -> float:
@@ -53,67 +71,100 @@ def tpot_s(row: Row, in_flight: int) -> float:
     return (1.0 + row.beta * (in_flight if in_flight < beside else beside)) * row.token_s
 
 
+def ahead_of(pace: Pace, added: float, age_ms: int, policy: PlacementPolicy) -> float:
+    """How many requests have to end, in the mean, before one that is sent now is served: what is there beyond the places
+    that are left for it.
+
+    ``added`` are those that the record, ``age_ms`` old, does not show yet. Those that ended since are at most as many as
+    were served, and how many is the less sure the more it may be. Where nobody waits by what is known, an older record is
+    never better news.
+    """
+    told, k = pace.told, pace.row.k
+    doubt, each = policy.wait_doubt, policy.wait_doubt_each
+    over, variance = told + added - k + 1.0, doubt + each * added
+    gone = told + 0.5 * added
+    if gone > k:
+        gone = k
+    since = age_ms / (1000.0 * pace.usual_s) if pace.usual_s > 0.0 else 1.0
+    if since < 1.0:
+        gone *= since
+    aged = excess(over - gone, variance + each * gone)
+    fresh = excess(over if over < 0.0 else 0.0, variance)
+    return aged if aged > fresh else fresh
+
+
+def excess(mean: float, variance: float) -> float:
+    """The mean of what is above 0 of a normal variable."""
+    if mean < 0.0 and mean * mean > _UNLIKELY * variance:
+        return 0.0
+    sd = sqrt(variance)
+    z = mean / sd
+    return sd * _DENSITY * exp(-0.5 * z * z) + mean * 0.5 * (1.0 + erf(z * _HALF))
+
+
+def herd_of(m_r: float, policy: PlacementPolicy) -> float:
+    """By how much own work that no record shows counts: for itself, and for what other routers probably sent."""
+    return max(1.0, policy.herd_share * m_r)
+
+
 def estimate(
-    pace: Pace, need: Need, wait_s: float, tpot: float, age_ms: int, owed_s: float, hit: int
+    pace: Pace, need: Need, ahead: float, tpot: float, age_ms: int, hit: int, policy: PlacementPolicy
 ) -> Estimate:
     """Predicted times of a row.
 
-    ``wait_s`` and ``tpot`` are as last told, ``age_ms`` how long ago that was, ``owed_s`` own uncovered work with the herd
-    multiplier applied, ``hit`` the prompt tokens that are probably cached there.
+    ``ahead`` is how many have to end there before, ``tpot`` as last told ``age_ms`` ago, ``hit`` the prompt tokens that
+    are probably cached there. A request that is larger than usual pays more for waiting: where it waits it keeps others
+    waiting longer.
     """
     row = pace.row
-    periods = age_ms / row.period_ms
-    if pace.fade_s:
-        wait_s += (1.0 - exp2(periods / -_FADE_PERIODS)) * pace.fade_s
-    wait_s -= age_ms / 1000.0
-    if wait_s < 0.0:
-        wait_s = 0.0
-    if owed_s:
-        wait_s += owed_s / row.k
-    load, sd = row.load_s, _SPREAD_WAIT + _SPREAD_PER_PERIOD * periods
+    wait_s = ahead * pace.turn_s
+    load, sd = row.load_s, _SPREAD_WAIT + _SPREAD_PER_PERIOD * age_ms / row.period_ms
     if pace.spread > sd:
         sd = pace.spread
     if need.num_ctx is not None and (again_s := reload_s(row, need)):
         load, sd = again_s, max(sd, row.s_load)
     if sd > 1.0:
         sd = 1.0
-    prefill = (need.prompt - hit) * row.prefill_s_per_token
+    prompt, output = need.prompt, need.output
+    prefill = (prompt - hit) * row.prefill_s_per_token
     net = 0.0 if row.is_self else need.transfer_s + row.way_s
     ttft = net + wait_s + load + prefill
-    return Estimate(wait_s, load, prefill, net, tpot, ttft, ttft + need.output * tpot, sd)
+    decode = output * tpot
+    cost = ttft + policy.decode_share * decode
+    if wait_s:
+        own_s = prompt * row.prefill_s_per_token + output * row.full_token_s
+        cost += policy.wait_by_size * ahead * own_s / row.k
+    return Estimate(wait_s, load, prefill, net, tpot, ttft, ttft + decode, sd, ahead, cost)
 
 
-def completions(paces: Iterable[Pace], need: Need, now: int) -> list[float]:
-    """Seconds until each row would be done, by their records alone: as ``estimate`` without own work, cached prompts and
-    other contexts."""
+def costs_of(paces: Iterable[Pace], need: Need, now: int, policy: PlacementPolicy) -> list[float]:
+    """What each row would cost, by their records alone: as ``estimate`` without own work, cached prompts and other
+    contexts."""
     found = []
-    prompt, output = need.prompt, need.output
+    prompt, output, share, by_size = need.prompt, need.output, policy.decode_share, policy.wait_by_size
     for pace in paces:
         row = pace.row
         age_ms = now - row.taken_ms
         if age_ms < 0:
             age_ms = 0
-        wait_s = pace.wait_s - age_ms / 1000.0
-        if pace.fade_s:
-            wait_s += (1.0 - exp2(age_ms / row.period_ms / -_FADE_PERIODS)) * pace.fade_s
-        found.append(
-            (wait_s if wait_s > 0.0 else 0.0)
-            + row.way_s
-            + row.load_s
-            + prompt * row.prefill_s_per_token
-            + output * pace.tpot_s
-        )
+        prefill_s = prompt * row.prefill_s_per_token
+        cost = row.way_s + row.load_s + prefill_s + share * output * pace.tpot_s
+        if ahead := ahead_of(pace, 0.0, age_ms, policy):
+            cost += ahead * (pace.turn_s + by_size * (prefill_s + output * row.full_token_s) / row.k)
+        found.append(cost)
     return found
 
 
-def waiting_s(row: Row, ledger: Ledger, now: int) -> float:
-    """Seconds of work before a request that is sent to ``row`` now, whatever it asks: what is told there and is left of it,
-    and own work that no record shows yet; on the own host what is in hand."""
+def waiting_s(row: Row, ledger: Ledger, profiles: Profiles, policy: PlacementPolicy, now: int) -> float:
+    """Seconds before a request that is sent to ``row`` now is served, whatever it asks: by what is told there, and by own
+    work that no record shows yet; on the own host by what is in hand."""
+    pace, added = pace_of(row, profiles, policy), 0.0
     if row.is_self:
-        return ledger.local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
-    told_s = max(0.0, row.work_s / row.k - max(0, now - row.taken_ms) / 1000.0)
-    owed = ledger.owed.get(row.key)
-    return told_s if owed is None else told_s + owed.work_s / row.k
+        busy = ledger.local.in_flight(row.endpoint) + row.foreign
+        return pace.turn_s * excess(busy - row.k + 1.0, policy.wait_doubt)
+    if (owed := ledger.owed.get(row.key)) is not None:
+        added = float(owed.requests)
+    return pace.turn_s * ahead_of(pace, added, max(0, now - row.taken_ms), policy)
 
 
 def reload_s(row: Row, need: Need) -> float:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from router_core.placement.sift import Kind, Sifted
 
 _SCALES_MS = 1_000
-_SMOOTHING = 0.1
 _NODE_ID = attrgetter("node_id")
 
 
@@ -88,15 +87,13 @@ class Live(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """The rows of one node, with what they were made of: the same inputs need not be folded again. ``means`` are the
-    smoothed outstanding seconds of its endpoints."""
+    """The rows of one node, with what they were made of: the same inputs need not be folded again."""
 
     node: NodeView
     learned: int
     alone: bool
     scales: Scales
     drafts: tuple[Draft, ...]
-    means: Mapping[Endpoint, float]
     rows: tuple[Row, ...]
 
 
@@ -213,7 +210,7 @@ def fold_fleet(
             or (part.learned, part.alone) != (learned, alone)
             or part.scales is not scales
         ):
-            part = _part_of(node, drafts[id16], part, scales, alone, profiles, policy, now)
+            part = _part_of(node, drafts[id16], scales, alone, profiles, policy, now)
         parts[id16] = part
     rows = tuple([row for part in parts.values() for row in part.rows])
     nodes = ((node.name, node.node_id) for node in view.nodes.values())
@@ -268,14 +265,12 @@ def _scales_are_due(fleet: Fleet, profiles: Profiles, now: int) -> bool:
 def _part_of(
     node: NodeView,
     drafts: tuple[Draft, ...],
-    previous: Part | None,
     scales: Scales,
     alone: bool,
     profiles: Profiles,
     policy: PlacementPolicy,
     now: int,
 ) -> Part:
-    means = _work_means(node, drafts, previous)
     squeezes: dict[int, Squeeze] = {}
     for draft in drafts:
         position = draft.model.engine
@@ -287,13 +282,11 @@ def _part_of(
         alone=alone,
         scales=scales,
         drafts=drafts,
-        means=means,
         rows=tuple(
             row_of(
                 draft,
                 scales.scaled(draft),
                 squeezes[draft.model.engine],
-                means[draft.key],
                 alone,
                 profiles,
                 policy,
@@ -321,17 +314,3 @@ def herd_multiplier(view: ClusterView, policy: PlacementPolicy) -> float:
     if mine == 0:
         return cap
     return min(cap, max(policy.herd_floor, total / mine))
-
-
-def _work_means(node: NodeView, drafts: tuple[Draft, ...], previous: Part | None) -> Mapping[Endpoint, float]:
-    """Outstanding work of each endpoint of ``node``, smoothed over its records."""
-    if previous is not None and previous.node.seq == node.seq and previous.node.epoch == node.epoch:
-        known, rate = previous.means, 0.0
-    else:
-        known, rate = previous.means if previous is not None else {}, _SMOOTHING
-    means: dict[Endpoint, float] = {}
-    for draft in drafts:
-        work = draft.load.work_ds / 10.0
-        mean = known.get(draft.key, work)
-        means[draft.key] = mean + rate * (work - mean)
-    return means

@@ -1,7 +1,7 @@
 """The serving node's last word: may this request of a peer's router come in, judged on what this node knows now.
 
-Rules: it judges before the body is read; a dispatch that may wait as long as the request has left is refused for hard
-causes alone; it never routes on. Refuses to know whom it answers.
+Rules: it judges before the body is read, by what is there and never by how long that may take; a dispatch that may wait
+is refused for hard causes alone; it never routes on. Refuses to know whom it answers.
 """
 
 from msgspec import Struct
@@ -13,22 +13,26 @@ from router_core.placement.reasons import Cause
 from router_core.placement.request import RequestClass
 from router_core.placement.rows import Row
 
+_HALF = 0.5
+"""Of the first that waits half is over, in the mean."""
+
 
 class IngressAsk(Struct, frozen=True, gc=False, kw_only=True):
-    """What a router says of the request it sends. ``resident`` tells that it expects a warm model, ``wait_ms`` how long
-    the request may wait here, ``left_ms`` how long it has left altogether."""
+    """What a router says of the request it sends. ``resident`` tells that it expects a warm model, ``ahead`` how many
+    requests it expects to wait here before this one (None: it does not say), ``patient`` that it knows no better
+    place."""
 
     endpoint: str
     model: str
     dialect: int
     resident: bool
-    wait_ms: int
-    left_ms: int
+    ahead: float | None
+    patient: bool
     request_class: RequestClass = RequestClass.INTERACTIVE
 
 
-def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
-    """None to let the request in, else the cause of the refusal. ``now`` is boot ms."""
+def admit(ask: IngressAsk, fleet: Fleet) -> Cause | None:
+    """None to let the request in, else the cause of the refusal."""
     row = _open_row(ask, fleet)
     if isinstance(row, Cause):
         return row
@@ -37,21 +41,17 @@ def admit(ask: IngressAsk, fleet: Fleet, now: int) -> Cause | None:
     warm = row.resident or row.loading
     if not warm and not row.loadable:
         return Cause.MODEL_ABSENT
-    local = fleet.live.ledger.local
-    share = targets_of(ask.request_class, fleet.policy).share
-    if local.in_flight(row.endpoint) + row.foreign >= share * row.ceiling:
+    busy = fleet.live.ledger.local.in_flight(row.endpoint) + row.foreign
+    if busy >= targets_of(ask.request_class, fleet.policy).share * row.ceiling:
         return Cause.QUEUE_FULL
-    patient = ask.wait_ms >= ask.left_ms
-    if row.gate is Gate.SHUT or (row.gate is Gate.SOFT and not patient) or not (warm or row.loads):
+    if row.gate is Gate.SHUT or (row.gate is Gate.SOFT and not ask.patient) or not (warm or row.loads):
         return Cause.PRESSURE
-    if patient:
+    if not ask.patient and not row.resident and (ask.resident or _loads_another(row, fleet)):
+        return Cause.COLD
+    if ask.ahead is None or busy < row.slots:
         return None
-    if ask.resident and not row.resident and 1000.0 * row.load_s > ask.wait_ms:
-        return Cause.COLD
-    if not warm and 1000.0 * _other_load_s(row, fleet) > ask.wait_ms:
-        return Cause.COLD
-    wait_s = local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
-    return Cause.WAIT_EXCEEDED if 1000.0 * wait_s > ask.wait_ms else None
+    expected = max(ask.ahead, fleet.policy.ahead_least)
+    return Cause.QUEUE_FULL if busy - row.slots + _HALF > expected else None
 
 
 def asked_about(ask: IngressAsk, fleet: Fleet) -> Cause | None:
@@ -69,10 +69,10 @@ def _open_row(ask: IngressAsk, fleet: Fleet) -> Row | Cause:
     return row
 
 
-def _other_load_s(row: Row, fleet: Fleet) -> float:
-    """Seconds until what its engine loads now is in memory. Engines load one model after the other, or all of them more
-    slowly: either way a further load is not done before."""
-    return max([each.load_s for each in fleet.rows if each.loading and each.key == row.key], default=0.0)
+def _loads_another(row: Row, fleet: Fleet) -> bool:
+    """Whether its engine loads something else now. Engines load one model after the other, or all of them more slowly:
+    either way a further load is not done before."""
+    return not row.loading and any(each.loading and each.key == row.key for each in fleet.rows)
 
 
 def own_row(fleet: Fleet, endpoint: str, model: str) -> Row | None:

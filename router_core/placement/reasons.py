@@ -108,7 +108,6 @@ class Cause(Enum):
     QUEUE_FULL = "queue_full"
     PRESSURE = "pressure"
     COLD = "cold"
-    WAIT_EXCEEDED = "wait_exceeded"
 
 
 class HintOutcome(Enum):

@@ -18,7 +18,12 @@ BACKUP = "backup"
 
 
 class Estimate(Struct, frozen=True, gc=False):
-    """Predicted times of one row in seconds; ``tpot`` per output token, ``sd`` the relative spread."""
+    """Predicted times of one row in seconds; ``tpot`` per output token, ``sd`` the relative spread.
+
+    ``ahead`` is how many requests have to end there before this one is served, in the mean; ``cost`` what its time to
+    first token, its pace and its waiting at the expense of others come to, by which rows are compared. Records of before
+    tell neither.
+    """
 
     wait: float
     load: float
@@ -28,6 +33,8 @@ class Estimate(Struct, frozen=True, gc=False):
     ttft: float
     ect: float
     sd: float
+    ahead: float = 0.0
+    cost: float = 0.0
 
 
 class Factors(Struct, frozen=True, gc=False):
@@ -215,8 +222,8 @@ class DecisionRecord(Struct, frozen=True, gc=False):
 class Choice(Struct, frozen=True, gc=False):
     """The row that serves: where it is, how it is called there and by people, and what is expected of it.
 
-    ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``max_wait_ms`` is
-    how long its ingress may let the request wait; after a refusal, or where no other row is left, all the time there is.
+    ``model`` is the served (public) name at its owner, ``match`` how loosely it is the one asked for. ``ahead`` is how
+    many requests its ingress may let in before this one beyond those it serves at a time; None: it may let it wait.
     ``prefill_s`` and ``decode_s`` are the service seconds to reserve, ``need_bytes`` the memory a cold load takes
     (0 if resident).
     """
@@ -233,7 +240,7 @@ class Choice(Struct, frozen=True, gc=False):
     resident: bool
     prompt_tokens: int
     output_tokens: int
-    max_wait_ms: int
+    ahead: float | None
     prefill_s: float
     decode_s: float
     need_bytes: int

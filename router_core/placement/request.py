@@ -129,7 +129,8 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     if somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap on output tokens per choice, None
     if not told. ``spare``: a second attempt beside one that goes on, for which only a warm row with a free place is worth
     it. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
-    this request already, ``refused`` declined it. ``held_since_ms`` is when it first had to wait for room, ``waits``
+    this request already, ``refused`` would not have it however long it waits, ``declined`` would have let it wait for
+    longer than was expected. ``held_since_ms`` is when it first had to wait for room, ``waits``
     whether it is still waiting, ``stands_as`` the class whose room it may use by now (None: its own).
     """
 
@@ -156,6 +157,7 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     tried: frozenset[Endpoint] = frozenset()
     refused: frozenset[Endpoint] = frozenset()
     spare: bool = False
+    declined: frozenset[Endpoint] = frozenset()
     held_since_ms: int | None = None
     waits: bool = False
     stands_as: RequestClass | None = None

@@ -1,7 +1,7 @@
 """What becomes of a request that the fleet has no room for: shed, held, or refused, and when to ask again.
 
 Rules: only ``background`` is ever shed, before it was held or dispatched, by a lot that its seed draws; a request is
-held exactly if some row would serve it but for being full, whatever failed it before; when to ask again is told by the
+held exactly if some row would serve it but for being full, by its record or its own word, whatever failed it before; when to ask again is told by the
 rows that alone are in the way. Refuses to rank rows, and to keep what is held.
 """
 
@@ -20,6 +20,7 @@ from router_core.policy.placement import PlacementPolicy
 _LOTS = 2.0**64
 _PASSING = frozenset({Reason.BREAKER_OPEN, Reason.DOES_NOT_FIT, Reason.PRESSURE, Reason.QUEUE_FULL})
 """What keeps a row out until some of its work is done, as far as anybody can tell."""
+_FULL = frozenset({Reason.QUEUE_FULL, Reason.REFUSED})
 _BACKGROUND = RequestClass.BACKGROUND
 
 
@@ -44,42 +45,42 @@ def without_row(
     """What is done if no row is left, and why."""
     if seen.invalid:
         return Action.REJECT, Reason.MODEL_NAME_INVALID, None
-    full = [
-        gone.row
-        for gone in seen.excluded
-        if gone.reason is Reason.QUEUE_FULL and gone.row.key not in request.tried
-    ]
+    full = [gone for gone in seen.excluded if gone.reason in _FULL and gone.row.key not in request.tried]
     if not full:
         return Action.REJECT, max(seen.counts, key=_order, default=Reason.MODEL_ABSENT), None
-    need = seen.need
+    need, reason = seen.need, min([gone.reason for gone in full], key=_order)
     since_ms = now if request.held_since_ms is None else request.held_since_ms
     targets = targets_of(request.hints.request_class, policy)
     until_ms = min(since_ms + targets.hold_ms, need.until_ms)
     fits = request.waits or fleet.live.hold.has_room(request.body_bytes, targets.share)
     if until_ms <= now or not fits:
-        return Action.REJECT, Reason.QUEUE_FULL, None
-    seconds = min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in full])
+        return Action.REJECT, reason, None
+    rows = [gone.row for gone in full]
+    seconds = min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in rows])
     return (
         Action.QUEUE,
-        Reason.QUEUE_FULL,
+        reason,
         HoldTerms(
             since_ms=since_ms,
             until_ms=until_ms,
             deadline_ms=need.until_ms,
-            rows=frozenset([(row.key, row.model) for row in full]),
+            rows=frozenset([(row.key, row.model) for row in rows]),
             seconds=seconds,
         ),
     )
 
 
 def waits_s(seen: Survey, reason: Reason, fleet: Fleet, now: int) -> list[float]:
-    """Seconds of work before each row that a refusal is about. Empty where waiting is no help: the rows are out for what
-    work does not change."""
+    """Seconds until each row that a refusal is about would serve one more. Empty where waiting is no help: the rows are
+    out for what work does not change."""
     if reason is Reason.SHED:
         return [scored.est.wait for scored in seen.scored]
     if reason not in _PASSING:
         return []
-    return [waiting_s(gone.row, fleet.live.ledger, now) for gone in seen.excluded if gone.reason is reason]
+    ledger, profiles, policy = fleet.live.ledger, fleet.profiles, fleet.policy
+    return [
+        waiting_s(gone.row, ledger, profiles, policy, now) for gone in seen.excluded if gone.reason is reason
+    ]
 
 
 def _order(reason: Reason) -> int:

@@ -57,7 +57,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     why it is out or only a reserve. Speeds are kept as seconds per token; ``load_s`` is the time until the model could
     serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
     whatever their quantisation, ``family`` for what they descend from. ``foreign`` counts requests at the engine that
-    did not come through pairmesh, ``work_mean_s`` is the smoothed outstanding work, ``k`` the useful batch size,
+    did not come through pairmesh, ``k`` is the useful batch size,
     ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
     ``samples`` how many answers own experience with its speeds stands on, ``way_s`` what the way there was seen to take
     beyond the policy's ``rtt_s``.
@@ -108,8 +108,6 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     in_flight: int
     queued: int
     foreign: int
-    work_s: float
-    work_mean_s: float
     k: int
     prefill_s_per_token: float
     token_s: float
@@ -221,7 +219,6 @@ def row_of(
     draft: Draft,
     prior: Prior,
     squeeze: Squeeze,
-    work_mean_s: float,
     alone: bool,
     profiles: Profiles,
     policy: PlacementPolicy,
@@ -288,8 +285,6 @@ def row_of(
         in_flight=load.running if load.running is not None else load.ours,
         queued=load.queued or 0,
         foreign=max(0, (load.running or 0) + (load.queued or 0) - load.ours),
-        work_s=load.work_ds / 10.0,
-        work_mean_s=work_mean_s,
         k=k,
         prefill_s_per_token=1.0 / able.prompt,
         token_s=1.0 / able.gen,

@@ -187,7 +187,7 @@ def _sifted(
         conflict=conflict,
         rows=rows,
         passed=through,
-        paces=tuple([pace_of(row, policy.weights) for row in through.open]),
+        paces=tuple([pace_of(row, fleet.profiles, policy) for row in through.open]),
         taken_ms=min(
             [row.taken_ms for row in (*through.open, *stand_in_rows) if not row.is_self], default=None
         ),

@@ -124,7 +124,7 @@ def _forgiven(
     """The least pressed of the soft rows and those within a hair of it, and the exclusions without them; ``spare``: of
     those that would only back up others if there is no better. Soft rows that fail a later filter are now excluded by
     that."""
-    weighing.weigh([pace_of(row, policy.weights) for row in soft])
+    weighing.weigh([pace_of(row, weighing.fleet.profiles, policy) for row in soft])
     found = weighing.scored or (weighing.reserves if spare else [])
     least = min([scored.row.pressure for scored in found], default=0.0)
     back = [scored for scored in found if scored.row.pressure <= least + policy.pareto_eps]
@@ -153,7 +153,7 @@ def _probed(
         if closed(row, wanted, None, now) or unfit(row, wanted, ledger.loading):
             continue
         trial = weighing.anew()
-        trial.weigh([pace_of(row, policy.weights)])
+        trial.weigh([pace_of(row, weighing.fleet.profiles, policy)])
         if found := trial.scored or trial.reserves:
             return found, tuple([each for each in excluded if each is not gone])
     return [], excluded
@@ -177,17 +177,16 @@ def _parted(
 def score(
     main: list[Scored], reserves: list[Scored], request: PlacementRequest, need: Need, policy: PlacementPolicy
 ) -> None:
-    """Set ``speed``, which is 0 for the row that completes first and goes towards 1 for those that take far longer, the
-    bonuses and what leaving the mesh costs, and add them to what pressure, memory and switching cost. ``main`` is not
+    """Set ``speed``, which is 0 for the row that costs least and goes towards 1 for those that cost far more, the bonuses and what leaving the mesh costs, and add them to what pressure, memory and switching cost. ``main`` is not
     empty."""
     w_slo, w_speed = policy.weights.slo, policy.weights.speed
-    least = min([scored.est.ect for scored in main])
+    least = min([scored.est.cost for scored in main])
     both = [*main, *reserves] if reserves else main
     if request.pin is not None or request.hints.prefer:
         _favour(main, both, need.prompt, policy)
     for scored in both:
-        ect = scored.est.ect
-        scored.speed = speed = (ect - least) / (ect + least) if ect > least else 0.0
+        cost = scored.est.cost
+        scored.speed = speed = (cost - least) / (cost + least) if cost > least else 0.0
         scored.score += w_slo * scored.slo + w_speed * speed + scored.adj
     if need.may_spill:
         _charge(both, need, policy)

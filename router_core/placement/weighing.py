@@ -12,7 +12,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router_core.placement.eligibility import Need, matches
-from router_core.placement.estimates import Pace, completions, estimate, pace_of, reload_s, tpot_s
+from router_core.placement.estimates import (
+    Pace,
+    ahead_of,
+    costs_of,
+    estimate,
+    excess,
+    herd_of,
+    pace_of,
+    reload_s,
+    tpot_s,
+)
 from router_core.placement.factors import slo_cost
 from router_core.placement.fleet import Breaking, Fleet
 from router_core.placement.reasons import Reason
@@ -106,9 +116,9 @@ class Weighing(Struct):
 
     def weigh(self, paces: Iterable[Pace]) -> None:
         """Estimate rows and sort them into scored, reserves and excluded."""
-        request, need, fleet, now = self.request, self.need, self.fleet, self.now
+        request, need, fleet, policy, now = self.request, self.need, self.fleet, self.policy, self.now
         ledger, pin, prefer = fleet.live.ledger, self._pin(), request.hints.prefer
-        local, owed_by, m_r = ledger.local, ledger.owed, fleet.m_r
+        local, owed_by, herd = ledger.local, ledger.owed, herd_of(fleet.m_r, policy)
         watched = self.breakers is not None or len(fleet.live.suspects) > 0
         tried, refused = request.tried, request.refused
         repeated = len(tried) > 0 or len(refused) > 0
@@ -118,7 +128,7 @@ class Weighing(Struct):
         particular = len(prefer) > 0 or len(looser) > 0 or costs is not None
         whole, scored_rows, late, spare = share == 1.0, self.scored, fleet.live.late, request.spare
         for pace in paces:
-            row, owed_s = pace.row, 0.0
+            row, added = pace.row, 0.0
             key = row.key
             if row.is_self:
                 if leaving and (row.endpoint, row.model) in leaving:
@@ -127,25 +137,25 @@ class Weighing(Struct):
                 age_ms = 0
                 busy = local.in_flight(row.endpoint) + row.foreign
                 queued, tpot = max(0, busy - row.slots), tpot_s(row, min(busy, row.slots))
-                wait_s = local.work_s(row.endpoint, row.slots, now, row.foreign) / row.k
+                ahead = excess(busy - row.k + 1.0, policy.wait_doubt)
             else:
                 age_ms = now - row.taken_ms
                 if age_ms < 0:
                     age_ms = 0
-                queued, wait_s, tpot = row.queued, pace.wait_s, pace.tpot_s
-                busy = row.in_flight + queued
+                queued, busy, tpot = row.queued, pace.told, pace.tpot_s
                 owed = owed_by.get(key)
                 if owed is not None:
                     busy += owed.requests
-                    owed_s = owed.work_s * m_r
+                    added = owed.requests * herd
+                ahead = ahead_of(pace, added, age_ms, policy)
             if busy >= (row.ceiling if whole else share * row.ceiling) or (
                 spare and (busy >= row.slots or not row.resident or row.cloud)
             ):
                 self._exclude(row, Reason.QUEUE_FULL)
                 continue
             hit = 0 if pin is None else _hit(row, pin, need)
-            est = estimate(pace, need, wait_s, tpot, age_ms, owed_s, hit)
-            if est.ttft > left_s and est.ttft - owed_s * (1.0 - 1.0 / m_r) / row.k > left_s:
+            est = estimate(pace, need, ahead, tpot, age_ms, hit, policy)
+            if left_s <= 0.0:
                 self._exclude(row, Reason.DEADLINE)
                 continue
             if repeated and (key in tried or key in refused):
@@ -154,7 +164,8 @@ class Weighing(Struct):
             reserve = row.backup
             if (watched or age_ms > row.period_ms) and reserve is None:
                 reserve = self._reserve(row, age_ms)
-            slo, worst = slo_cost(row, need, est.ttft, est.sd, tpot), pace.worst
+            slo = 1.0 if est.ttft > left_s else slo_cost(row, need, est.ttft, est.sd, tpot)
+            worst = pace.worst
             scored = Scored(
                 row,
                 key,
@@ -174,7 +185,7 @@ class Weighing(Struct):
                 pace.fixed,
             )
             if particular:
-                scored.hint_bonus = _preference(row, prefer, self.policy.hint_bonus)
+                scored.hint_bonus = _preference(row, prefer, policy.hint_bonus)
                 if (stand_in := looser.get((key, row.model))) is not None:
                     scored.adj, scored.match = stand_in.cost, stand_in.match
                 elif costs is not None:
@@ -206,7 +217,7 @@ class Weighing(Struct):
             through = passed([one.row for one in level], relaxed, self.fleet, self.now, looser)
             self.excluded += through.excluded
             soft += through.soft
-            self.weigh([pace_of(row, self.policy.weights) for row in through.open])
+            self.weigh([pace_of(row, self.fleet.profiles, self.policy) for row in through.open])
         return soft
 
     def _pin(self) -> Pin | None:
@@ -219,14 +230,15 @@ class Weighing(Struct):
         self.excluded.append(Exclusion(row=row, reason=reason, stand_in=stand_in))
 
     def weigh_best(self) -> int:
-        """Weigh the rows of a large field that would be done first, and those that something else speaks for: a hint, a
+        """Weigh the rows of a large field that would cost least, and those that something else speaks for: a hint, a
         pin, an authority, little pressure, being at hand. Returns how many were not weighed."""
         sifted, policy, request = self.sifted, self.policy, self.request
         rows, paces, places = sifted.passed.open, sifted.paces, sifted.places
-        times = completions(paces, self.need, self.now)
+        costs = costs_of(paces, self.need, self.now, policy)
+        herd = herd_of(self.fleet.m_r, policy)
         for endpoint, owed in self.fleet.live.ledger.owed.items():
             for place in places.get(endpoint, ()):
-                times[place] += owed.work_s * self.fleet.m_r / rows[place].k
+                costs[place] += owed.requests * herd * paces[place].turn_s
         pin = self._pin()
         named = [pin.endpoint] if pin is not None else []
         if request.advice is not None and request.advice.advice is not None:
@@ -235,7 +247,7 @@ class Weighing(Struct):
         if request.hints.prefer:
             refs = request.hints.prefer
             wanted.update(place for place, row in enumerate(rows) if any(matches(ref, row) for ref in refs))
-        ranked = iter(sorted(range(len(rows)), key=times.__getitem__))
+        ranked = iter(sorted(range(len(rows)), key=costs.__getitem__))
         wanted.update(islice(ranked, policy.scored_best))
         self.weigh([paces[place] for place in sorted(wanted)])
         left = [place for place in ranked if place not in wanted]

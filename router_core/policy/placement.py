@@ -54,9 +54,9 @@ class Weights:
     slo: float = 0.50
     memory: float = 0.20
     switch: float = 0.15
-    pressure: float = 0.15
+    pressure: float = 0.5
     spill: float = 0.25
-    speed: float = 0.10
+    speed: float = 1.0
     total: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class PlacementPolicy:
     spill_off_below: float = 0.1
     spill_price: float = 0.01
     spill_privacy: float = 0.5
-    hint_bonus: float = 0.15
+    hint_bonus: float = 0.5
     affinity_bonus: float = 0.15
     affinity_ms: int = 600_000
     veto_above: float = 0.98
@@ -148,6 +148,13 @@ class PlacementPolicy:
     explore_share: float = 0.02
     explore_samples: int = 5
     explore_risk: float = 0.1
+    wait_doubt: float = 0.05
+    wait_doubt_each: float = 0.3
+    wait_by_size: float = 3.0
+    decode_share: float = 0.1
+    herd_share: float = 0.15
+    ahead_least: float = 0.1
+    patient_after: int = 4
     herd_floor: float = 1.0
     herd_cap: float = 8.0
     herd_cap_crowd: float = 16.0

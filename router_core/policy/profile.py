@@ -22,6 +22,10 @@ class ProfilePolicy:
     loads_kept: int = 64
     outputs_kept: int = 64
     output_quantile: float = 0.7
+    usual_prompt_tokens: float = 1_000.0
+    usual_output_tokens: float = 200.0
+    usual_weight: int = 4
+    usual_kept: int = 256
     success_half_life_ms: int = 86_400_000
     least_prompt_tokens: int = 64
     least_output_tokens: int = 32

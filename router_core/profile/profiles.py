@@ -1,6 +1,6 @@
 """All profiles this node holds, bounded, with the fallbacks of a look-up.
 
-Owns: profiles by configuration, bytes per prompt token by model, output lengths by model and class. Rules: every
+Owns: profiles by configuration, bytes per prompt token and usual sizes by model, output lengths by model and class. Rules: every
 table forgets its least recently used entry at its ceiling; time comes from the outcomes. Refuses to know files: a
 profile leaves and returns as opaque bytes.
 """
@@ -17,6 +17,7 @@ from router_core.policy.profile import ProfilePolicy
 from router_core.profile.estimate import rank
 from router_core.profile.learn import Profile, learn
 from router_core.profile.outcome import Outcome, ProfileKey, Result
+from router_core.profile.usual import Usual, fold_usual, usual_of
 
 _Place = tuple[bytes, str, str, str | None, int | None]
 
@@ -52,6 +53,8 @@ class Profiles:
         self._changed_at: dict[Id16, int] = {}
         self._bytes_per_token: dict[str, float] = {}
         self._outputs: dict[tuple[str, str], _Outputs] = {}
+        self._usual: dict[str, Usual] = {}
+        self._unseen = usual_of(policy)
 
     def __len__(self) -> int:
         return len(self._profiles)
@@ -98,6 +101,10 @@ class Profiles:
         outputs = self._outputs.get((model, request_class))
         return None if outputs is None else outputs.high
 
+    def usual(self, model: str) -> Usual:
+        """What a usual request of ``model`` is, by those that were served; a guess before the first."""
+        return self._usual.get(model, self._unseen)
+
     def _put(self, key: ProfileKey, profile: Profile) -> None:
         self.gen += 1
         self._changed_at.pop(key.node, None)
@@ -131,6 +138,11 @@ class Profiles:
             )
             if len(self._bytes_per_token) > policy.names_kept:
                 del self._bytes_per_token[next(iter(self._bytes_per_token))]
+        told = outcome.prompt_tokens is not None
+        usual = self._usual.pop(model, self._unseen)
+        self._usual[model] = fold_usual(usual, tokens if told else None, outcome.gen_tokens, policy)
+        if len(self._usual) > policy.names_kept:
+            del self._usual[next(iter(self._usual))]
         if outcome.gen_tokens is not None and outcome.request_class is not None:
             slot = (model, outcome.request_class)
             outputs = self._outputs.pop(slot) if slot in self._outputs else _Outputs()

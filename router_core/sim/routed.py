@@ -148,6 +148,7 @@ class _Flight:
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
+            declined=action.declined,
         )
         if (since_ms := self._held_since_ms) is not None:
             waits = self._ask.number in router.holding
@@ -182,6 +183,7 @@ class _Flight:
             overdue_ms=overdue_ms(
                 ttft_ms=1000.0 * est.ttft, load_ms=1000.0 * est.load, ect_ms=1000.0 * est.ect, stream=True
             ),
+            patient=choice.ahead is None,
         )
         self._later(0, ev.Decided(target=target))
 
@@ -240,10 +242,10 @@ class _Flight:
             model=choice.model,
             dialect=int(Dialect.CHAT),
             resident=choice.resident,
-            wait_ms=choice.max_wait_ms,
-            left_ms=max(0, self._until - world.now),
+            ahead=choice.ahead,
+            patient=choice.ahead is None,
         )
-        cause = admit(asked, fleet, world.now)
+        cause = admit(asked, fleet)
         if cause is not None:
             self._ask.refusals += 1
             self._bring_state(attempt.place)

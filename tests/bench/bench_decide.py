@@ -58,7 +58,7 @@ Timed = Callable[[int], list[float]]
 
 
 def the_fleet(count: int) -> Fleet:
-    """``count`` unlike rows: speeds over a factor of 20, loads, ages and pressures mixed, one in eight cold."""
+    """``count`` unlike rows: speeds over a factor of 20, loads, queues, ages and pressures mixed, one in eight cold."""
     rng = Random(count)
     rows = []
     for number in range(count):
@@ -70,9 +70,8 @@ def the_fleet(count: int) -> Fleet:
                 f"n{number}",
                 pp=30 * speed,
                 tg=speed,
-                work_s=work,
-                work_mean_s=work,
                 in_flight=min(4, round(work / 4)),
+                queued=max(0, round(work / 4) - 4),
                 taken_ms=NOW - rng.randrange(1000),
                 pressure=rng.uniform(0, 0.3),
                 resident=not cold,

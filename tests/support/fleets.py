@@ -93,8 +93,6 @@ def a_row(name: str = "a", **over: Any) -> Row:
         "in_flight": 0,
         "queued": 0,
         "foreign": 0,
-        "work_s": 0.0,
-        "work_mean_s": 0.0,
         "k": slots,
         "prefill_s_per_token": 1.0 / speeds["pp"],
         "token_s": 1.0 / speeds["tg"],

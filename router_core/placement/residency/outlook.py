@@ -68,7 +68,9 @@ def _model(own: Seen, row: Row, fleet: Fleet, rate: float, now: int) -> Model:
     need = row.need_bytes or None
     held = own.held_bytes if own.held_bytes is not None else need or 0
     waits = [
-        waiting_s(each, fleet.live.ledger, now) for each in rows if each.resident and each.gate is Gate.OPEN
+        waiting_s(each, fleet.live.ledger, fleet.profiles, fleet.policy, now)
+        for each in rows
+        if each.resident and each.gate is Gate.OPEN
     ]
     return Model(
         key=own.key,

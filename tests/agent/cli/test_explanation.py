@@ -50,10 +50,10 @@ def test_a_served_request_in_full() -> None:
           judged on a picture 0.40 s old
 
         weighed, least score first:
-                          score    slo  memory  switch  pressure  speed    adj   wait   load  first token  all in
-        *  @atlas/ollama  0.030  0.030   0.000   0.000     0.100  0.100  0.000    0 s    0 s       0.31 s   3.1 s
-           @borg/vllm     0.240  0.240   0.000   0.000     0.100  0.100  0.000  1.6 s    0 s        2.0 s   4.8 s
-           @tiny/ollama   0.640  0.640   0.000   0.000     0.100  0.100  0.000    0 s  8.0 s        8.3 s  11.1 s  cold, veto
+                          score    slo  memory  switch  pressure  speed    adj  ahead   wait   load  first token  all in    cost
+        *  @atlas/ollama  0.030  0.030   0.000   0.000     0.100  0.100  0.000    0.0    0 s    0 s       0.31 s   3.1 s  0.59 s
+           @borg/vllm     0.240  0.240   0.000   0.000     0.100  0.100  0.000    2.1  1.6 s    0 s        2.0 s   4.8 s   5.2 s
+           @tiny/ollama   0.640  0.640   0.000   0.000     0.100  0.100  0.000    0.0    0 s  8.0 s        8.3 s  11.1 s   8.6 s  cold, veto
 
         nearly chosen:
           @borg/vllm    score 0.240 against 0.030  slower or less certain to answer in time

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from agent.engines.contract import Health
+from agent.engines.contract import EngineLoad, Health, LoadSource
 from agent.node.answers import hints_header
 from agent.node.placing import Choosing
 from agent.node.statement import EndpointWork
@@ -385,7 +385,10 @@ def test_the_client_is_told_what_stood_in_for_the_model_it_named() -> None:
 def test_requests_go_on_leaving_the_mesh_until_it_is_nearly_as_good_again() -> None:
     world = World(policy=PlacementPolicy(spill_cap=Locality.ANY))
     world.own(an_endpoint("out", cloud=True, remote_host=True, slots=8))
-    world.peer("beta", an_endpoint(), work={"llama": EndpointWork(work_s=400.0)})
+    busy = EngineLoad(source=LoadSource.ENGINE, running=1, waiting=200)
+    world.peer(
+        "beta", an_endpoint(slots=1, max_queue=300, load=busy), work={"llama": EndpointWork(foreign=201)}
+    )
     batch = ("x-pairmesh-class", "batch")
     away = (("x-pairmesh-locality", "any"), batch)
     assert serve(world, world.ask(headers=(batch,))).endpoint == "llama"

@@ -30,7 +30,16 @@ def candidate(
         age_ms=400,
         period_ms=2_000,
         est=Estimate(
-            wait=wait, load=load, prefill=0.3, net=0.01, tpot=0.011, ttft=ttft, ect=ttft + 2.8, sd=0.3
+            wait=wait,
+            load=load,
+            prefill=0.3,
+            net=0.01,
+            tpot=0.011,
+            ttft=ttft,
+            ect=ttft + 2.8,
+            sd=0.3,
+            ahead=1.25 * wait,
+            cost=ttft + 0.28 + (3.0 if wait else 0.0),
         ),
         f=Factors(slo=min(1.0, score), memory=0.0, switch=0.0, pressure=0.1, speed=0.1),
         adj=0.0,

@@ -162,7 +162,13 @@ class Chooser:
         return None if self._fleet.consult is None else self._fleet.consult()
 
     def decide(
-        self, *, attempt: int, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int
+        self,
+        *,
+        attempt: int,
+        tried: frozenset[Endpoint],
+        refused: frozenset[Endpoint],
+        now: int,
+        declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned | Queued:
         fleet = self._fleet
         fleet.fail_at("decide")
@@ -192,7 +198,7 @@ class Chooser:
                 prompt_tokens=10,
                 output_tokens=20,
                 request_class="interactive",
-                wait_ms=1_000,
+                ahead=None,
                 left_ms=60_000,
                 resident=True,
                 ttft_ms=100.0,
@@ -266,7 +272,7 @@ class Gate:
     def member(self, der: bytes) -> Member | None:
         return self.members.get(der)
 
-    def admit(self, route: RouteHeader, model: str, dialect: Dialect, now: int) -> str | None:
+    def admit(self, route: RouteHeader, model: str, dialect: Dialect) -> str | None:
         if self.cause is None:
             self.admitted.append((route, model))
         return self.cause

@@ -28,7 +28,7 @@ def routed(*, output_tokens: int = 100, ttft_ms: float = 500.0, ect_ms: float = 
         prompt_tokens=10,
         output_tokens=output_tokens,
         request_class="interactive",
-        wait_ms=1_000,
+        ahead=None,
         left_ms=600_000,
         resident=True,
         ttft_ms=ttft_ms,

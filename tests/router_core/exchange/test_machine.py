@@ -18,7 +18,9 @@ def key(name: str) -> Endpoint:
     return f"node/{name}"
 
 
-def target(name: str = "a", *, peer: bool = False, first_byte_ms: int = 0) -> ev.Target:
+def target(
+    name: str = "a", *, peer: bool = False, first_byte_ms: int = 0, patient: bool = False
+) -> ev.Target:
     return ev.Target(
         endpoint=key(name),
         peer=peer,
@@ -26,6 +28,7 @@ def target(name: str = "a", *, peer: bool = False, first_byte_ms: int = 0) -> ev
         first_byte_ms=first_byte_ms,
         idle_ms=0 if peer else 300_000,
         overdue_ms=10_000,
+        patient=patient,
     )
 
 
@@ -52,8 +55,9 @@ class Run:
         self.actions += actions
         return actions
 
-    def dialled(self, name: str = "a", *, peer: bool = False) -> "Run":
-        self.tell(ev.Decided(target=target(name, peer=peer, first_byte_ms=self.first_byte_ms)))
+    def dialled(self, name: str = "a", *, peer: bool = False, patient: bool = False) -> "Run":
+        where = target(name, peer=peer, first_byte_ms=self.first_byte_ms, patient=patient)
+        self.tell(ev.Decided(target=where))
         return self
 
     def sent(self, name: str = "a", *, peer: bool = False) -> "Run":
@@ -142,12 +146,23 @@ def test_a_refusal_is_not_an_attempt_and_no_fault() -> None:
         if name in "ab":
             actions = run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="queue_full"))
             assert kinds(actions) == ["EndAttempt", "Decide"]
-            assert key(name) in actions[1].refused
+            assert key(name) in actions[1].declined
+            assert actions[1].refused == frozenset()
             assert actions[1].tried == frozenset()
         else:
             run.lost()
     assert [each.result for each in run.outcomes()] == [ev.Result.REFUSED] * 2 + [ev.Result.FAILED] * 3
     assert not run.outcomes()[0].fault
+
+
+def test_who_declined_may_be_chosen_again_and_is_left_out_once_it_refuses_who_waits() -> None:
+    run = Run()
+    for patient, declined, refused in ((False, {key("a")}, set()), (True, {key("a")}, {key("a")})):
+        run.dialled(peer=True, patient=patient)
+        run.tell(ev.Connected(attempt=run.machine.attempt))
+        actions = run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="queue_full"))
+        assert (actions[1].declined, actions[1].refused) == (declined, refused)
+    assert run.machine.dispatches == 0
 
 
 def test_if_all_that_is_left_are_refusals_the_cause_is_told_as_429() -> None:
@@ -514,7 +529,9 @@ def test_a_held_request_decides_again_when_it_is_woken() -> None:
     run = Run()
     assert run.tell(queued()) == []
     assert (run.machine.state, run.machine.deadline) == (State.HELD, 60_000)
-    assert run.tell(ev.Woken()) == [ev.Decide(tried=frozenset(), refused=frozenset(), attempt=1)]
+    assert run.tell(ev.Woken()) == [
+        ev.Decide(tried=frozenset(), refused=frozenset(), declined=frozenset(), attempt=1)
+    ]
     assert run.tell(queued()) == []
     run.tell(ev.Woken())
     assert kinds(run.tell(ev.Decided(target=target()))) == ["Dial"]
@@ -555,7 +572,7 @@ def test_a_failed_request_that_is_held_in_vain_is_told_429_and_no_bad_gateway() 
 def test_after_a_wait_a_refusal_is_old_news_and_another_one_is_spared() -> None:
     run = Run()
     for name in "ab":
-        run.dialled(name, peer=True)
+        run.dialled(name, peer=True, patient=True)
         run.tell(ev.Connected(attempt=run.machine.attempt))
         actions = run.tell(ev.IngressRefused(attempt=run.machine.attempt, cause="queue_full"))
         assert actions[-1].refused == {key(name)}

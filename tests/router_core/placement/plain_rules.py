@@ -28,6 +28,7 @@ class Judged:
     tpot: float
     ttft: float
     ect: float
+    cost: float
     sd: float
     slo: float
     queued: int
@@ -121,9 +122,6 @@ class Plain:
         ctx = row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx
         taken = self.fleet.live.ledger.loading.get(row.node, 0)
         busy = self.busy(row) + (owed.requests if owed is not None and not row.is_self else 0)
-        times = self.judged(row)
-        guessed = self.owed_s(row) * (1 - 1 / self.fleet.m_r) / row.k
-        late = self.now + 1000 * times.ttft > need.until_ms
         checks = (
             (Reason.UNTRUSTED, row.untrusted),
             (
@@ -147,7 +145,7 @@ class Plain:
             ),
             (Reason.PRESSURE, not forgiven and (row.gate is not Gate.OPEN or not (warm or row.loads))),
             (Reason.QUEUE_FULL, busy >= need.share * row.ceiling),
-            (Reason.DEADLINE, late and self.now + 1000 * (times.ttft - guessed) > need.until_ms),
+            (Reason.DEADLINE, self.now >= need.until_ms),
             (Reason.TRIED, row.key in request.tried),
             (Reason.REFUSED, row.key in request.refused),
         )
@@ -158,9 +156,28 @@ class Plain:
             return self.fleet.live.ledger.local.in_flight(row.endpoint) + row.foreign
         return row.in_flight + row.queued
 
-    def owed_s(self, row: Row) -> float:
+    def usual_s(self, row: Row) -> float:
+        """What a usual request takes there beside as many as are served at a time."""
+        usual = self.fleet.profiles.usual(row.profile_key.model)
+        return usual.prompt * row.prefill_s_per_token + usual.output * self.full_token_s(row)
+
+    @staticmethod
+    def full_token_s(row: Row) -> float:
+        return row.token_s * (1 + row.beta * (row.k - 1))
+
+    def ahead(self, row: Row, age_ms: int) -> float:
+        """How many have to end before one that is sent now is served, in the mean."""
+        policy, told = self.policy, self.busy(row)
         owed = self.fleet.live.ledger.owed.get(row.key)
-        return 0.0 if owed is None or row.is_self else owed.work_s * self.fleet.m_r
+        added = 0.0
+        if owed is not None and not row.is_self:
+            added = owed.requests * max(1.0, policy.herd_share * self.fleet.m_r)
+        gone = 0.0
+        if not row.is_self:
+            gone = min(told + added / 2, row.k) * min(1.0, age_ms / 1000 / self.usual_s(row))
+        variance = policy.wait_doubt + policy.wait_doubt_each * added
+        aged = mean_above_0(told + added - gone - row.k + 1, variance + policy.wait_doubt_each * gone)
+        return max(aged, mean_above_0(min(0.0, told + added - row.k + 1), variance))
 
     def reserve(self, row: Row, age_ms: int) -> str | None:
         if row.backup is not None:
@@ -218,18 +235,13 @@ class Plain:
 
     def judged(self, row: Row) -> Judged:
         need, request = self.need, self.request
-        local = self.fleet.live.ledger.local
         if row.is_self:
             age_ms, busy = 0, self.busy(row)
             in_flight, queued = min(busy, row.slots), max(0, busy - row.slots)
-            work = local.work_s(row.endpoint, row.slots, self.now, row.foreign)
         else:
             age_ms, in_flight, queued = max(0, self.now - row.taken_ms), row.in_flight, row.queued
-            work = row.work_s
-        age = age_ms / 1000
-        certainty = 2 ** (-(age_ms / row.period_ms) / 3)
-        faded = work + (1 - certainty) * max(0, row.work_mean_s - work)
-        wait = max(0, faded / row.k - age) + self.owed_s(row) / row.k
+        ahead = self.ahead(row, age_ms)
+        wait = ahead * self.usual_s(row) / row.k
         reload_s = 0.0
         if need.num_ctx is not None and row.resident and row.resident_ctx not in (None, need.num_ctx):
             reload_s = row.reload_s
@@ -249,6 +261,9 @@ class Plain:
         ttft = net + wait + load + prefill
         spreads = [0.3 + 0.1 * age_ms / row.period_ms, row.s_speed, row.s_load if load else 0.0]
         sd = min(1.0, max(spreads))
+        size = need.prompt * row.prefill_s_per_token + need.output * self.full_token_s(row)
+        by_size = self.policy.wait_by_size * size / self.usual_s(row)
+        cost = net + load + prefill + wait * (1 + by_size) + self.policy.decode_share * need.output * tpot
         late = risk(ttft, need.ttft_s, sd)
         pace = risk(tpot, need.tpot_s, row.s_gen) if need.tpot_s is not None and need.output else 0.0
         owed = self.fleet.live.ledger.owed.get(row.key)
@@ -261,8 +276,9 @@ class Plain:
             tpot=tpot,
             ttft=ttft,
             ect=ttft + need.output * tpot,
+            cost=cost,
             sd=sd,
-            slo=1 - (1 - max(late, pace)) * row.success,
+            slo=1.0 if self.now + 1000 * ttft > need.until_ms else 1 - (1 - max(late, pace)) * row.success,
             queued=queued,
             busy=self.busy(row) + ours,
             hit=hit,
@@ -275,12 +291,12 @@ class Plain:
     def score(self, told: Outcome) -> None:
         if not told.main:
             return
-        least = min(judged.ect for judged in told.main)
+        least = min(judged.cost for judged in told.main)
         mean = sum(judged.queued for judged in told.main) / len(told.main)
         weights = self.policy.weights
         for judged in (*told.main, *told.reserves):
-            both = judged.ect + least
-            judged.speed = max(0.0, 2 * judged.ect / both - 1) if both > 0 else 0.0
+            both = judged.cost + least
+            judged.speed = max(0.0, 2 * judged.cost / both - 1) if both > 0 else 0.0
             judged.adj = self.costs.get(judged.name, 0.0)
             ranks = [n for n, ref in enumerate(self.request.hints.prefer) if matches(ref, judged.row)]
             if ranks:
@@ -337,6 +353,15 @@ class Plain:
     def capacity(self, row: Row) -> float:
         full = row.token_s * (1 + row.beta * (row.k - 1))
         return row.k / max(1e-6, self.need.prompt * row.prefill_s_per_token + self.need.output * full)
+
+
+def mean_above_0(mean: float, variance: float) -> float:
+    """What of a normal variable is above 0, in the mean."""
+    sd = math.sqrt(variance)
+    z = mean / sd
+    if z < -4:
+        return 0.0
+    return sd * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) + mean * (1 + math.erf(z / math.sqrt(2))) / 2
 
 
 def risk(predicted: float, target: float, spread: float) -> float:

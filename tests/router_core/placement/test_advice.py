@@ -366,8 +366,8 @@ def test_the_question_has_the_members_of_its_contract():
         "slo": {"ttft_ms": 60_000, "tpot_ms": None},
     }
     assert [row["id"] for row in rows] == [a_row("b").key, a_row("a").key]
-    assert rows[0].keys() == {"id", "model", "level", "resident", "est_ms", "factors", "score"}
-    assert rows[0]["est_ms"].keys() == {"wait", "load", "prefill", "ttft", "ect"}
+    assert rows[0].keys() == {"id", "model", "level", "resident", "est_ms", "ahead", "factors", "score"}
+    assert rows[0]["est_ms"].keys() == {"wait", "load", "prefill", "ttft", "ect", "cost"}
     assert rows[0]["factors"].keys() == {"slo", "memory", "switch", "pressure", "spill", "speed"}
 
 

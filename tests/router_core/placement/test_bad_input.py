@@ -29,7 +29,6 @@ REFUSED: list[tuple[dict[str, str], Reason]] = [
     ({"require": "params>=70"}, Reason.CAPABILITY),
     ({"require": "bits>=16", "match": "any"}, Reason.CAPABILITY),
     ({"require": "ctx>=999999999"}, Reason.CONTEXT_TOO_SMALL),
-    ({"deadline_ms": "1"}, Reason.DEADLINE),
 ]
 """What cannot be had, and the code of its refusal."""
 

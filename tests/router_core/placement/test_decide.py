@@ -47,13 +47,10 @@ def mostly(usual, odd):
 @st.composite
 def rows(draw, name: str = "a", **over):
     resident = draw(st.booleans())
-    work = draw(_seconds)
     fields = {
         "pp": draw(st.floats(1, 200_000)),
         "tg": draw(st.floats(0.5, 2_000)),
         "slots": draw(st.integers(1, 8)),
-        "work_s": work,
-        "work_mean_s": draw(_seconds),
         "in_flight": draw(st.integers(0, 6)),
         "queued": draw(st.integers(0, 6)),
         "taken_ms": NOW - draw(st.integers(-100, 20_000)),
@@ -175,36 +172,44 @@ def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request):
 @settings(max_examples=80, deadline=None)
 @given(
     fleets(**open_rows),
-    st.sampled_from(["work_s", "pressure", "in_flight", "queued", "success", "load_s", "taken_ms"]),
+    st.sampled_from(["pressure", "in_flight", "queued", "owed", "success", "load_s", "way_s", "taken_ms"]),
     st.data(),
 )
 def test_a_worse_row_never_ranks_better(found, field, data):
     assume(len(found) >= 2)
     victim = data.draw(st.integers(0, len(found) - 1))
     found = list(found)
+    owed = data.draw(st.integers(0, 6))
     if field == "taken_ms":
-        found[victim] = replace(found[victim], work_s=0.0, work_mean_s=0.0)
+        served = data.draw(st.integers(0, found[victim].k - 1))
+        found[victim] = replace(found[victim], in_flight=served, queued=0)
+        owed = data.draw(st.integers(0, found[victim].k - 1 - served))
     old = found[victim]
     if field == "load_s":
         assume(not old.resident)
     worse = {
-        "work_s": old.work_s + 5.0,
         "pressure": min(1.0, old.pressure + 0.3),
         "in_flight": old.in_flight + 1,
         "queued": old.queued + 1,
         "success": old.success / 2,
         "load_s": old.load_s + 5.0,
-        "taken_ms": old.taken_ms - 4 * old.period_ms,
-    }[field]
+        "way_s": old.way_s + 5.0,
+        "taken_ms": old.taken_ms - data.draw(st.integers(1, 8)) * old.period_ms,
+    }
     changed = list(found)
-    changed[victim] = replace(old, **{field: worse})
+    if field != "owed":
+        changed[victim] = replace(old, **{field: worse[field]})
 
-    def judged(these):
-        scores = {row.row.key: row.score for row in survey(a_request(), a_fleet(*these), POLICY, NOW).scored}
+    def judged(these, more=0):
+        ledger = a_ledger()
+        for _ in range(owed + more):
+            ledger.reserve(a_choice(a_row(old.node_name)), NOW)
+        fleet = a_fleet(*these, m_r=1.0, live=Live(ledger=ledger))
+        scores = {row.row.key: row.score for row in survey(a_request(), fleet, POLICY, NOW).scored}
         mine = scores.pop(old.key, math.inf)
         return sum(score < mine - 1e-12 for score in scores.values()), mine
 
-    (rank, score), (new_rank, new_score) = judged(found), judged(changed)
+    (rank, score), (new_rank, new_score) = judged(found), judged(changed, int(field == "owed"))
     assert new_rank >= rank
     assert new_score >= score - 1e-12
 
@@ -220,8 +225,7 @@ def test_with_speed_alone_the_unit_of_time_does_not_matter(found, factor):
                 row,
                 prefill_s_per_token=row.prefill_s_per_token * scale,
                 token_s=row.token_s * scale,
-                work_s=row.work_s * scale,
-                work_mean_s=row.work_mean_s * scale,
+                full_token_s=row.full_token_s * scale,
                 load_s=row.load_s * scale,
             )
             for row in found
@@ -263,7 +267,7 @@ def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found
 def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner():
     failing = {"success": 0.0, "taken_ms": NOW}
     cold = a_row("cold", resident=False, load_s=2.1, pressure=0.0, **failing)
-    warm = a_row("warm", work_s=4.0, slots=2, pressure=1.0, **failing)
+    warm = a_row("warm", tg=40, pressure=1.0, **failing)
     decision = decided(a_request(), a_fleet(cold, warm))
     assert {row.row: row.out for row in decision.record.candidates} == {warm.key: None, cold.key: "cold"}
     assert chosen_node(decision) == "warm"
@@ -291,7 +295,7 @@ def test_a_burst_spills_from_the_own_host_as_its_live_load_grows():
 
 def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw():
     policy = PlacementPolicy(tie_fixed=0.5)
-    busy = {"in_flight": 4, "queued": 1, "work_s": 8.0, "work_mean_s": 8.0}
+    busy = {"in_flight": 4, "queued": 1, "tg": 200.0}
     fleet = a_fleet(a_row("warm", **busy), a_row("other", **busy), a_row("cold", resident=False, load_s=2.0))
     chosen = Counter(
         chosen_node(decided(a_request(request_id=f"r{number}"), fleet, policy)) for number in range(60)
@@ -303,12 +307,12 @@ def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw():
 def test_a_pinned_session_stays_until_its_row_is_busy():
     pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=1100, at_ms=NOW - 1000)
     request = a_request(pin=pin, text_bytes=4320)
-    calm = a_fleet(a_row("a", tg=30, pressure=0.5), a_row("b"))
+    calm = a_fleet(a_row("a", tg=30, pressure=0.8), a_row("b"))
     decision = decided(request, calm)
     assert chosen_node(decision) == "a"
     assert decision.reason is Reason.SESSION
     assert decision.chosen.est.prefill == pytest.approx(0.1)
-    deep = a_row("a", tg=45, in_flight=4, queued=7, work_s=40.0, work_mean_s=40.0)
+    deep = a_row("a", tg=45, in_flight=4, queued=7)
     assert chosen_node(decided(request, a_fleet(deep, a_row("b")))) == "b"
     old = replace(pin, at_ms=NOW - 600_001)
     assert chosen_node(decided(replace(request, pin=old), calm)) == "b"
@@ -335,31 +339,50 @@ def test_a_failed_attempt_goes_elsewhere_and_says_so():
     assert (third.action, third.reason, third.reason.status) == (Action.REJECT, Reason.TRIED, 502)
 
 
-def test_after_a_refusal_the_next_row_may_let_it_wait_as_long_as_it_lives():
+def test_a_row_is_told_how_many_are_expected_to_wait_there():
+    fleet = a_fleet(a_row("a", in_flight=4, queued=1, taken_ms=NOW), a_row("b", pp=10, tg=1))
+    assert decided(a_request(), fleet).chosen.ahead == pytest.approx(2.0)
+    assert decided(a_request(), a_fleet(a_row("a"), a_row("b"))).chosen.ahead == 0.0
+
+
+def test_a_row_that_declined_is_chosen_again_where_it_is_the_best_and_may_let_it_wait_then():
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20), a_row("c", tg=1))
-    first = decided(a_request(), fleet)
-    assert first.chosen.max_wait_ms == 500
-    again = decided(a_request(attempt=2, refused=frozenset({first.chosen.endpoint})), fleet, now=NOW + 1000)
-    assert chosen_node(again) == "b"
-    assert again.chosen.max_wait_ms == 1_799_000
+    again = decided(a_request(attempt=2, declined=frozenset({a_row("a").key})), fleet)
+    assert (chosen_node(again), again.chosen.ahead) == ("a", None)
+    elsewhere = decided(a_request(attempt=2, declined=frozenset({a_row("b").key})), fleet)
+    assert (chosen_node(elsewhere), elsewhere.chosen.ahead) == ("a", 0.0)
 
 
-def test_a_row_may_let_it_wait_twice_as_long_as_expected_and_a_quarter_of_the_target():
-    def most_ms(work_s: float, **hints: str) -> int:
-        busy = {"slots": 1, "work_s": work_s, "work_mean_s": work_s, "taken_ms": NOW}
-        fleet = a_fleet(a_row("a", **busy), a_row("b", tg=1, **busy))
-        return decided(a_request(hints=parsed_hints(**hints)), fleet).chosen.max_wait_ms
-
-    assert most_ms(3.0) == 6_500
-    assert most_ms(0.1, slo_ttft_ms="8000") == 2_200
-    assert most_ms(0.0, slo_ttft_ms="100") == 500, "never less than this"
+def test_after_four_refusals_whoever_comes_next_may_let_it_wait():
+    fleet = a_fleet(a_row("a"), a_row("b"))
+    for refusals in range(6):
+        declined = frozenset(f"n{number}" for number in range(refusals))
+        chosen = decided(a_request(attempt=refusals + 1, declined=declined), fleet).chosen
+        assert (chosen.ahead is None) is (refusals >= POLICY.patient_after)
 
 
-def test_the_only_row_left_may_let_it_wait_as_long_as_it_lives():
+def test_a_row_that_refused_is_left_out_and_waited_for_where_it_is_all_there_is():
+    gone = frozenset({a_row("a").key})
+    live = Live(ledger=a_ledger(), hold=Endless())
+    decision = decided(a_request(attempt=2, refused=gone), a_fleet(a_row("a", tg=500), a_row("b"), live=live))
+    assert chosen_node(decision) == "b"
+    assert decision.record.excluded[0].code is Reason.REFUSED
+    alone = decided(a_request(attempt=2, refused=gone), a_fleet(a_row("a"), live=live))
+    assert (alone.action, alone.reason) == (Action.QUEUE, Reason.REFUSED)
+
+
+class Endless:
+    """Room for everybody who waits."""
+
+    def has_room(self, body_bytes: int, share: float) -> bool:
+        return True
+
+
+def test_the_only_row_left_may_let_it_wait():
     alone = decided(a_request(), a_fleet(a_row("a")))
-    assert alone.chosen.max_wait_ms == 1_800_000
+    assert alone.chosen.ahead is None
     failed = decided(after_failure(a_request(), alone.chosen.endpoint), a_fleet(a_row("a"), a_row("b")))
-    assert (chosen_node(failed), failed.chosen.max_wait_ms) == ("b", 1_800_000)
+    assert (chosen_node(failed), failed.chosen.ahead) == ("b", None)
 
 
 def test_a_warm_node_beats_a_cold_one_of_equal_speed():
@@ -369,21 +392,52 @@ def test_a_warm_node_beats_a_cold_one_of_equal_speed():
 
 def test_rank_follows_speed_load_and_pressure():
     assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=20), a_row("b", tg=80)))) == "b"
-    busy = a_row("b", tg=80, in_flight=4, work_s=60.0, work_mean_s=60.0)
+    busy = a_row("b", tg=80, in_flight=4, queued=4)
     assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=60), busy))) == "a"
     assert (
         chosen_node(decided(a_request(), a_fleet(a_row("a", tg=70), a_row("b", tg=80, pressure=0.9)))) == "a"
     )
 
 
-def test_old_good_news_fades_and_old_bad_news_does_not():
-    usual = {"work_mean_s": 20.0, "period_ms": 1000}
-    fresh = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW, **usual))).chosen.est
-    old = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW - 3000, **usual))).chosen.est
-    assert fresh.wait == 0.0
-    assert old.wait == pytest.approx(0.0)
-    older = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW - 3000, slots=1, k=1, **usual))).chosen.est
-    assert older.wait == pytest.approx(20.0 * 0.5 - 3.0)
+def wait_of(row, *, owed=0, m_r=1.0):
+    ledger = a_ledger()
+    for _ in range(owed):
+        ledger.reserve(a_choice(row), NOW)
+    (candidate,) = decided(a_request(), a_fleet(row, m_r=m_r, live=Live(ledger=ledger))).record.candidates
+    return candidate.est.wait
+
+
+TURN_S = (1.0 + 200 * 0.02 * 1.3) / 4
+"""How often one of four usual requests ends on the row of these tests."""
+
+
+def test_a_place_that_is_free_is_nearly_free_and_each_request_beyond_costs_a_turn():
+    fresh = {"taken_ms": NOW}
+    assert wait_of(a_row(**fresh)) == 0.0
+    assert wait_of(a_row(in_flight=2, **fresh)) < 0.001
+    assert wait_of(a_row(in_flight=3, **fresh)) == pytest.approx(0.0892 * TURN_S, abs=0.001)
+    for queued in range(5):
+        assert wait_of(a_row(in_flight=4, queued=queued, **fresh)) == pytest.approx((queued + 1) * TURN_S)
+
+
+def test_own_work_that_no_record_shows_counts_for_itself_and_for_what_others_sent():
+    fresh = {"taken_ms": NOW}
+    one, four = (wait_of(a_row(in_flight=4, **fresh), owed=owed) for owed in (1, 4))
+    assert one == pytest.approx(2 * TURN_S, rel=0.01)
+    assert four == pytest.approx(5 * TURN_S, rel=0.01)
+    crowd = wait_of(a_row(in_flight=4, **fresh), owed=4, m_r=10.0)
+    assert crowd == pytest.approx((1 + 4 * 1.5) * TURN_S, rel=0.01)
+
+
+def test_of_those_who_wait_some_are_done_by_now_and_how_many_is_not_sure():
+    def aged(age_ms: int, **over) -> float:
+        return wait_of(a_row(taken_ms=NOW - age_ms, **over))
+
+    full = {"in_flight": 4, "queued": 4}
+    assert aged(3_100, **full) == pytest.approx((5 - 4 * 3.1 / 6.2) * TURN_S, rel=0.02)
+    assert aged(60_000, **full) == pytest.approx(aged(6_200, **full)), "no more than were served"
+    assert aged(6_200, in_flight=3) == aged(0, in_flight=3), "where nobody waits, old news is no good news"
+    assert aged(6_200, in_flight=4, queued=4) > aged(6_200, in_flight=4)
 
 
 def test_a_record_holds_full_candidates_when_few_and_the_top_ones_when_many():

@@ -1,6 +1,7 @@
 """Every filter excludes what it says, in the stated order, with the stated status."""
 
 import pytest
+from msgspec.structs import replace
 
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Live
@@ -49,7 +50,7 @@ OUT = [
     ({"gate": Gate.SHUT, "squeeze_detail": "thermal"}, {}, Reason.PRESSURE, "thermal"),
     ({"resident": False, "loads": False, "squeeze_detail": "unknown"}, {}, Reason.PRESSURE, "unknown"),
     ({"in_flight": 4, "queued": 8}, {}, Reason.QUEUE_FULL, None),
-    ({"pp": 1.0}, {"hints": Hints(deadline_ms=5000)}, Reason.DEADLINE, None),
+    ({}, {"hints": Hints(deadline_ms=5000), "arrival_ms": NOW - 5000}, Reason.DEADLINE, None),
     ({}, {"tried": frozenset({KEY})}, Reason.TRIED, None),
     ({}, {"refused": frozenset({KEY})}, Reason.REFUSED, None),
 ]
@@ -178,13 +179,13 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set():
     assert chosen_node(decision) == "a"
     assert decision.record.degraded == ("pressure",)
     assert decision.record.excluded_counts == {"pressure": 1}
-    assert decision.chosen.max_wait_ms == 1_800_000
+    assert decision.chosen.ahead is None
     cold = a_row("b", gate=Gate.SOFT, pressure=0.1, resident=False, loads=False)
     assert chosen_node(decided(a_request(), a_fleet(playing, cold))) == "a", "no model is loaded into a game"
     equal = a_row("b", gate=Gate.SOFT, pressure=0.9)
     decision = decided(a_request(), a_fleet(playing, equal))
     assert decision.record.excluded_counts == {}
-    assert decision.chosen.max_wait_ms == 1_800_000, "its host lets nobody in who is in a hurry"
+    assert decision.chosen.ahead is None, "its host lets nobody in who is in a hurry"
 
 
 def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is():
@@ -248,12 +249,12 @@ def test_no_row_at_all_is_an_absent_model():
     assert decision.retry_after_s is None
 
 
-def test_what_other_routers_might_have_sent_moves_a_rank_but_misses_no_deadline():
-    ledger = a_ledger()
-    row = a_row(slots=4, k=1)
-    ledger.reserve(a_choice(row, prefill_s=1.0, decode_s=1.0), NOW)
-    fleet = a_fleet(row, live=Live(ledger=ledger), m_r=8.0)
-    ahead_s = decided(a_request(), fleet).record.candidates[0].est.wait
-    assert ahead_s == pytest.approx(16.0)
-    assert decided(a_request(hints=Hints(deadline_ms=6_000)), fleet).action is Action.ROUTE
-    assert decided(a_request(hints=Hints(deadline_ms=1_000)), fleet).reason is Reason.DEADLINE
+def test_a_deadline_that_will_probably_be_missed_moves_a_rank_and_refuses_nothing():
+    slow, soon = a_row("a", pp=10, tg=500), a_row("b")
+    hurried = a_request(hints=Hints(deadline_ms=6_000))
+    alone = decided(hurried, a_fleet(slow))
+    assert (alone.action, alone.record.candidates[0].f.slo) == (Action.ROUTE, 1.0)
+    assert chosen_node(decided(hurried, a_fleet(slow, soon))) == "b"
+    for left_ms, reason in ((1, None), (0, Reason.DEADLINE)):
+        late = decided(replace(hurried, arrival_ms=NOW - 6_000 + left_ms), a_fleet(slow))
+        assert (late.reason if late.chosen is None else None) is reason

@@ -245,21 +245,6 @@ def test_capabilities_known_at_both_levels_must_agree():
     assert row.cap_no == 0b0100
 
 
-def test_work_is_smoothed_once_per_record_and_carried_on():
-    def change(seq: int, work_ds: int):
-        load = EngineLoad(state=EngineState.READY, work_ds=work_ds)
-        return a_change("a", seq=seq, volatile=a_volatile(engines=(load,)))
-
-    first = folded(a_view(change(1, 100)))
-    assert first.rows[0].work_mean_s == 10.0
-    second = folded(a_view(change(2, 0)), previous=first)
-    assert (second.rows[0].work_s, second.rows[0].work_mean_s) == (0.0, 9.0)
-    again = folded(a_view(change(2, 0)), previous=second)
-    assert again.rows[0].work_mean_s == 9.0
-    reborn = folded(a_view(replace(change(2, 0), epoch=2)), previous=again)
-    assert reborn.rows[0].work_mean_s == pytest.approx(8.1), "a new life counts its records anew"
-
-
 def test_only_nodes_about_which_something_changed_are_folded_again():
     view = a_view(a_change("a"), a_change("b"))
     profiles = Profiles(ProfilePolicy())

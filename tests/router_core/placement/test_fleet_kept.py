@@ -82,8 +82,8 @@ STEPS = st.lists(
 
 
 def told(fleet: Fleet) -> object:
-    """All that a choice reads, but smoothed work, which is a memory by design, and what fades by the clock alone."""
-    rows = tuple(replace(row, work_mean_s=0.0, success=0.0) for row in fleet.rows)
+    """All that a choice reads but what fades by the clock alone."""
+    rows = tuple(replace(row, success=0.0) for row in fleet.rows)
     return rows, fleet.index, fleet.m_r, fleet.scales
 
 

@@ -1,17 +1,20 @@
 """Several routers, one fleet, pictures seconds old: together they must stay near a scheduler that knows everything.
 
 A small world at virtual time: eight unlike nodes with first-come-first-served slots, eight routers that see each node
-only as it was at its last publication and do not know how long answers will be.
+only as it was at its last publication, or when it last declined a request, and do not know how long answers will be.
 """
 
 import heapq
 from random import Random
+
+from msgspec.structs import replace
 
 from router_core.ids import Id8
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Fleet, Live
 from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
+from router_core.placement.rows import Row
 from tests.support.cluster_views import a_change, a_view
 from tests.support.fleets import POLICY, a_fleet, a_request, a_row, parsed_hints
 
@@ -39,7 +42,6 @@ class World:
     def __init__(self) -> None:
         self.free_at = [[0.0] * slots for _, _, slots in NODES]
         self.jobs: list[list[tuple[float, float, float, float]]] = [[] for _ in NODES]
-        self.means = [0.0] * len(NODES)
 
     def serve(self, node: int, now: float, prompt: int, output: int) -> tuple[float, float]:
         """Take a request; when its first token comes and when it ends."""
@@ -56,9 +58,6 @@ class World:
         self.jobs[node] = [job for job in self.jobs[node] if job[2] > at]
         here = [job for job in self.jobs[node] if job[0] <= at]
         running = [job for job in here if job[1] <= at]
-        work = sum(max(0.1 * job[3], job[3] - (at - job[1])) for job in running)
-        work += sum(job[3] for job in here if job[1] > at)
-        self.means[node] += 0.1 * (work - self.means[node])
         pp, tg, slots = NODES[node]
         return a_row(
             f"n{node}",
@@ -68,8 +67,6 @@ class World:
             beta=0.0,
             ceiling=10_000,
             ctx=None,
-            work_s=work,
-            work_mean_s=self.means[node],
             in_flight=len(running),
             queued=len(here) - len(running),
             taken_ms=round(1000 * at),
@@ -113,7 +110,17 @@ def p95_of_routers(seed: int) -> float:
         request = a_request(
             request_id=f"{seed}-{number}", text_bytes=round(3.6 * prompt), arrival_ms=now_ms, hints=guess
         )
-        decision = decide(request, fleets[router], POLICY, now_ms, rng)
+        declined: frozenset[str] = frozenset()
+        while True:
+            decision = decide(request, fleets[router], POLICY, now_ms, rng)
+            node = int(decision.chosen.node_name[1:])
+            fresh = world.row(node, now)
+            if not declines(fresh, decision.chosen.ahead):
+                break
+            declined |= {decision.chosen.endpoint}
+            request = replace(request, attempt=request.attempt + 1, declined=declined)
+            known = [fresh if row.key == fresh.key else row for row in fleets[router].rows]
+            fleets[router] = a_fleet(*known, m_r=float(ROUTERS), live=Live(ledger=ledgers[router]))
         seq = ledgers[router].reserve(decision.chosen, now_ms).seq
         first, end = world.serve(int(decision.chosen.node_name[1:]), now, prompt, output)
         heapq.heappush(ends, (end, router, seq))
@@ -122,6 +129,12 @@ def p95_of_routers(seed: int) -> float:
         ledgers[owner].finish(seq)
     assert all(not ledger.owed and len(ledger) == 0 for ledger in ledgers)
     return p95(ttft)
+
+
+def declines(row: Row, ahead: float | None) -> bool:
+    """The word of the node's ingress, as short as it is."""
+    over = row.in_flight + row.queued - row.slots
+    return ahead is not None and over >= 0 and over + 0.5 > max(ahead, POLICY.ahead_least)
 
 
 def p95_of_oracle(seed: int) -> float:

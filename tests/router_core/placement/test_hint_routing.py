@@ -120,7 +120,7 @@ def test_two_concurrent_requests_with_opposite_hints_never_mix():
             assert decision.record.hints[0].outcome in (HintOutcome.HONOURED, HintOutcome.OUTSCORED)
             own = next(row for row in fleet.rows if row.node_name == side)
             adjusted = {row.row: row.adj for row in decision.record.candidates}
-            assert adjusted == {row.key: (-0.15 if row is own else 0.0) for row in fleet.rows}
+            assert adjusted == {row.key: (-POLICY.hint_bonus if row is own else 0.0) for row in fleet.rows}
     for _, seq in open_work:
         ledger.fail(seq)
     assert not ledger.owed
@@ -135,7 +135,7 @@ def test_opposite_requirements_always_land_on_their_own_node():
 
 
 def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there():
-    fleet = a_fleet(a_row("a", tg=30), a_row("b"), a_row("c", tg=70, work_s=9.0, work_mean_s=9.0))
+    fleet = a_fleet(a_row("a", tg=30), a_row("b"), a_row("c", tg=70, in_flight=4, queued=4))
     hints = parse_hints([("accept", "*/*"), ("x-request-id", "r1")], None)
     assert hints == NO_HINTS
     for number in range(50):
@@ -223,8 +223,8 @@ def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(
 
 
 def test_a_hint_did_not_decide_against_a_row_that_could_not_have_been_chosen() -> None:
-    warm = a_row("a", pp=300, tg=5, pressure=0.6)
-    cold = a_row("b", resident=False, load_s=60.0, memory=0.1, pp=3_000, tg=100)
+    warm = a_row("a", pp=300, tg=100, pressure=0.9)
+    cold = a_row("b", resident=False, load_s=6.0, memory=0.1, pp=3_000, tg=100)
     request = a_request(hints=parsed_hints(prefer="@a"), output_cap=100)
     decision = decided(request, a_fleet(warm, cold))
     scores = {told.row: told.score - told.adj for told in decision.record.candidates}

@@ -19,10 +19,13 @@ def asked(**over) -> IngressAsk:
         "model": "tiny",
         "dialect": int(Dialect.CHAT),
         "resident": True,
-        "wait_ms": 500,
-        "left_ms": 60_000,
+        "ahead": 0.0,
+        "patient": False,
     }
     return IngressAsk(**(fields | over))
+
+
+PATIENT = {"ahead": None, "patient": True}
 
 
 def mine(**over):
@@ -42,29 +45,37 @@ def mine(**over):
         ({"resident": False, "loadable": False}, {}, Cause.MODEL_ABSENT),
         ({"foreign": 12}, {}, Cause.QUEUE_FULL),
         ({"gate": Gate.SHUT}, {}, Cause.PRESSURE),
-        ({"gate": Gate.SHUT}, {"wait_ms": 60_000}, Cause.PRESSURE),
+        ({"gate": Gate.SHUT}, PATIENT, Cause.PRESSURE),
         ({"gate": Gate.SOFT}, {}, Cause.PRESSURE),
-        ({"gate": Gate.SOFT}, {"wait_ms": 60_000}, None),
+        ({"gate": Gate.SOFT}, PATIENT, None),
         ({"resident": False, "loads": False}, {"resident": False}, Cause.PRESSURE),
         ({"resident": False}, {}, Cause.COLD),
         ({"resident": False}, {"resident": False}, None),
-        ({"resident": False}, {"wait_ms": 5_000}, None),
-        ({"resident": False}, {"wait_ms": 60_000}, None),
+        ({"resident": False, "loading": True}, {}, Cause.COLD),
+        ({"resident": False, "loading": True}, {"resident": False}, None),
+        ({"foreign": 3}, {}, None),
+        ({"foreign": 4}, {}, Cause.QUEUE_FULL),
+        ({"foreign": 4}, {"ahead": 0.6}, None),
+        ({"foreign": 5}, {"ahead": 0.6}, Cause.QUEUE_FULL),
+        ({"foreign": 11}, {"ahead": 7.5}, None),
+        ({"foreign": 11}, {"ahead": None}, None),
+        ({"foreign": 11}, PATIENT, None),
+        ({"resident": False}, PATIENT, None),
     ],
 )
 def test_admission_names_its_cause(row, ask, cause):
-    assert admit(asked(**ask), a_fleet(mine(**row)), NOW) is cause
+    assert admit(asked(**ask), a_fleet(mine(**row))) is cause
 
 
 def test_a_row_of_another_node_is_never_admitted():
-    assert admit(asked(), a_fleet(a_row("a")), NOW) is Cause.MODEL_ABSENT
+    assert admit(asked(), a_fleet(a_row("a"))) is Cause.MODEL_ABSENT
 
 
 def test_a_model_that_is_being_unloaded_takes_nothing_new_however_patient():
     live = Live(ledger=a_ledger(), leaving={("llamacpp", "tiny")})
-    for ask in (asked(), asked(resident=False), asked(wait_ms=60_000)):
-        assert admit(ask, a_fleet(mine(), live=live), NOW) is Cause.COLD
-    assert admit(asked(model="other"), a_fleet(mine(model="other"), live=live), NOW) is None
+    for ask in (asked(), asked(resident=False), asked(**PATIENT)):
+        assert admit(ask, a_fleet(mine(), live=live)) is Cause.COLD
+    assert admit(asked(model="other"), a_fleet(mine(model="other"), live=live)) is None
 
 
 def test_a_cold_request_waits_for_no_other_load_unless_it_has_the_time():
@@ -72,31 +83,48 @@ def test_a_cold_request_waits_for_no_other_load_unless_it_has_the_time():
     cold, other = mine(resident=False), mine(model="other", resident=False, loading=True, load_s=8.0)
     fleet = a_fleet(cold, other)
     ask = asked(resident=False)
-    assert admit(ask, fleet, NOW) is Cause.COLD
-    assert admit(asked(resident=False, wait_ms=9_000), fleet, NOW) is None
-    assert admit(asked(resident=False, wait_ms=60_000), fleet, NOW) is None, "it is sent again, and stays"
-    assert admit(asked(model="other", resident=False), fleet, NOW) is None, "its own load is the one"
-    assert admit(ask, a_fleet(mine(), other), NOW) is None, "what is in memory is served beside a load"
+    assert admit(ask, fleet) is Cause.COLD
+    assert admit(asked(resident=False, **PATIENT), fleet) is None, "it is sent again, and stays"
+    assert admit(asked(model="other", resident=False), fleet) is None, "its own load is the one"
+    assert admit(ask, a_fleet(mine(), other)) is None, "what is in memory is served beside a load"
     elsewhere = a_row(
         "me", is_self=True, key=f"{node_id_of(ME)}/ollama", model="other", loading=True, load_s=8.0
     )
-    assert admit(ask, a_fleet(cold, elsewhere), NOW) is None
-    assert admit(ask, a_fleet(cold, a_row("a", model="other", loading=True, load_s=8.0)), NOW) is None
+    assert admit(ask, a_fleet(cold, elsewhere)) is None
+    assert admit(ask, a_fleet(cold, a_row("a", model="other", loading=True, load_s=8.0))) is None
 
 
 def test_live_work_decides_over_what_was_published():
     ledger = a_ledger()
     fleet = a_fleet(mine(slots=1), live=Live(ledger=ledger))
-    assert admit(asked(), fleet, NOW) is None
+    assert admit(asked(), fleet) is None
     first = ledger.local.start("llamacpp", 4.0, NOW)
-    assert admit(asked(), fleet, NOW) is Cause.WAIT_EXCEEDED
-    assert admit(asked(wait_ms=4_000), fleet, NOW) is None
-    assert admit(asked(), fleet, NOW + 3_600) is None
+    assert admit(asked(), fleet) is Cause.QUEUE_FULL
+    assert admit(asked(ahead=1.0), fleet) is None
     for _ in range(2):
         ledger.local.start("llamacpp", 4.0, NOW)
-    assert admit(asked(wait_ms=60_000), fleet, NOW) is Cause.QUEUE_FULL
+    assert admit(asked(**PATIENT), fleet) is Cause.QUEUE_FULL
     ledger.local.finish(first)
-    assert admit(asked(wait_ms=60_000), fleet, NOW) is None
+    assert admit(asked(**PATIENT), fleet) is None
+
+
+def test_however_long_the_work_of_those_in_front_is_a_free_place_is_one():
+    ledger = a_ledger()
+    fleet = a_fleet(mine(slots=4), live=Live(ledger=ledger))
+    for _ in range(3):
+        ledger.local.start("llamacpp", 3_600.0, NOW)
+        assert admit(asked(), fleet) is None
+    ledger.local.start("llamacpp", 0.001, NOW)
+    assert admit(asked(), fleet) is Cause.QUEUE_FULL, "and one that will be free soon is none yet"
+
+
+def test_a_router_that_does_not_say_what_it_expects_is_refused_by_the_ceiling_alone():
+    ledger = a_ledger()
+    fleet = a_fleet(mine(), live=Live(ledger=ledger))
+    for busy in range(13):
+        told = admit(asked(ahead=None), fleet)
+        assert told is (Cause.QUEUE_FULL if busy >= 12 else None)
+        ledger.local.start("llamacpp", 60.0, NOW)
 
 
 def test_a_lower_class_leaves_the_room_of_those_before_it():
@@ -105,18 +133,9 @@ def test_a_lower_class_leaves_the_room_of_those_before_it():
     full = {RequestClass.INTERACTIVE: 12, RequestClass.BATCH: 11, RequestClass.BACKGROUND: 9}
     for busy in range(12):
         for kind, most in full.items():
-            cause = admit(asked(wait_ms=60_000, request_class=kind), fleet, NOW)
+            cause = admit(asked(**PATIENT, request_class=kind), fleet)
             assert cause is (Cause.QUEUE_FULL if busy >= most else None), (kind, busy)
         ledger.local.start("llamacpp", 0.1, NOW)
-
-
-def test_work_is_waited_for_by_as_many_as_are_served_at_a_time():
-    ledger = a_ledger()
-    fleet = a_fleet(mine(slots=4), live=Live(ledger=ledger))
-    ledger.local.start("llamacpp", 1.9, NOW)
-    assert admit(asked(), fleet, NOW) is None
-    ledger.local.start("llamacpp", 0.2, NOW)
-    assert admit(asked(), fleet, NOW) is Cause.WAIT_EXCEEDED
 
 
 def test_what_came_in_is_booked_at_the_speed_of_its_row():

@@ -99,7 +99,7 @@ def test_a_looser_level_stays_shut_while_the_model_itself_meets_its_targets():
 
 
 def test_a_looser_level_opens_when_the_model_itself_would_be_late():
-    decision = asked("quant", q4(work_s=200.0, work_mean_s=200.0), q8())
+    decision = asked("quant", q4(in_flight=4, queued=7), q8())
     assert chosen_node(decision) == "b"
     levels = {candidate.model: candidate.level for candidate in decision.record.candidates}
     assert levels == {"tiny:q4": 0, "tiny:q8": 1}
@@ -219,7 +219,7 @@ def test_an_alias_means_one_digest_of_each_of_its_names():
         a_row("b", digest=ONE, draining=True),
         a_row("c", digest=ONE, draining=True, model="copy"),
         a_row("d", digest=TWO, draining=True),
-        a_row("e", model="small", work_s=1.0),
+        a_row("e", model="small", in_flight=1),
     )
     decision = asked(None, *rows, model="chat", policy=policy)
     assert chosen_node(decision) == "e"
@@ -272,7 +272,7 @@ _ROWS = st.lists(
             "cloud": st.booleans(),
             "is_self": st.booleans(),
             "down": st.sampled_from([None, None, "engine"]),
-            "work_s": st.sampled_from([0.0, 500.0]),
+            "queued": st.sampled_from([0, 11]),
         }
     ),
     min_size=1,

@@ -20,7 +20,7 @@ def quick(name: str, **over: Any) -> Row:
 
 
 def test_the_fullest_host_that_keeps_its_promise_is_filled_first():
-    fleet = a_fleet(quick("idle"), quick("used", in_flight=2, work_s=0.2, work_mean_s=0.2))
+    fleet = a_fleet(quick("idle"), quick("used", in_flight=2))
     assert chosen_node(decided(a_request(), fleet, policy=PACK)) == "used"
     assert chosen_node(decided(a_request(), fleet, policy=POLICY)) == "idle"
 
@@ -31,7 +31,7 @@ def test_fullness_is_a_share_of_what_a_host_can_do_at_a_time():
 
 
 def test_a_host_where_one_would_wait_too_long_is_not_filled_further():
-    deep = quick("deep", in_flight=4, queued=4, work_s=80.0, work_mean_s=80.0)
+    deep = quick("deep", in_flight=4, queued=7)
     assert chosen_node(decided(a_request(), a_fleet(quick("idle"), deep), policy=PACK)) == "idle"
 
 
@@ -52,16 +52,14 @@ def test_equally_full_hosts_go_by_score():
 
 def test_a_hint_for_the_fullest_host_is_the_reason_only_if_it_is_not_fuller_than_the_others():
     request = a_request(hints=parsed_hints(prefer="@a"))
-    full = quick("a", in_flight=2, work_s=1.0, work_mean_s=1.0, pressure=0.2)
+    full = quick("a", in_flight=2, pressure=0.2)
     for beside, reason in ((1, Reason.NATIVE), (2, Reason.HINT)):
         decision = decided(request, a_fleet(full, quick("b", in_flight=beside)), policy=PACK)
         assert (chosen_node(decision), decision.reason) == ("a", reason)
 
 
 def test_where_nobody_keeps_the_promise_it_is_chosen_as_ever():
-    rows = [
-        quick(name, in_flight=4, work_s=work, work_mean_s=work) for name, work in (("a", 60.0), ("b", 90.0))
-    ]
+    rows = [quick(name, pp=500, tg=15, in_flight=4, queued=queued) for name, queued in (("a", 4), ("b", 7))]
     for number in range(20):
         request = a_request(request_id=f"r{number}")
         packed = decided(request, a_fleet(*rows), policy=PACK)
@@ -74,8 +72,7 @@ def fleets(draw: st.DrawFn) -> list[Row]:
         quick(
             name,
             in_flight=draw(st.integers(0, 4)),
-            work_s=(work := draw(st.floats(0, 100))),
-            work_mean_s=work,
+            queued=draw(st.integers(0, 7)),
             pressure=draw(st.floats(0, 1)),
             resident=draw(st.booleans()),
             load_s=draw(st.floats(0.1, 20)),

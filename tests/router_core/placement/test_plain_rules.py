@@ -52,7 +52,6 @@ def a_chance_row(rng: Random, number: int, odd: int = 1) -> Row:
 
     resident = rng.random() < 0.8
     speed = 5 * 40 ** rng.random()
-    work = rng.choice((0.0, rng.uniform(0, 40)))
     engine = rarely("ollama", "llamacpp", 4)
     return a_row(
         f"n{number}",
@@ -62,8 +61,6 @@ def a_chance_row(rng: Random, number: int, odd: int = 1) -> Row:
         pp=rng.uniform(10, 60) * speed,
         tg=speed,
         slots=rng.randint(1, 8),
-        work_s=work,
-        work_mean_s=rng.choice((work, rng.uniform(0, 40))),
         in_flight=rng.randint(0, 6),
         queued=rarely(rng.randint(0, 14), 0, 4),
         taken_ms=NOW - rarely(rng.randint(0, 30_000), rng.randint(-50, 1_500), 3),

@@ -69,7 +69,7 @@ def test_the_default_is_the_balanced_preset():
     policy = PlacementPolicy()
     assert policy.name == "balanced"
     assert (policy.weights.slo, policy.weights.memory, policy.weights.switch) == (0.5, 0.2, 0.15)
-    assert (policy.weights.pressure, policy.weights.speed) == (0.15, 0.1)
+    assert (policy.weights.pressure, policy.weights.speed) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,8 @@ def test_what_became_of_a_preference_is_told_by_the_new_choice(ref):
 
 
 def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so():
-    busy = a_row("warm", pressure=0.5, tg=20, in_flight=4, work_s=4.0, work_mean_s=4.0)
-    record = decided(a_request(), a_fleet(busy, a_row("cold", resident=False, load_s=1.0, tg=90))).record
+    busy = a_row("warm", pressure=0.5, tg=20, in_flight=2)
+    record = decided(a_request(), a_fleet(busy, a_row("cold", resident=False, load_s=1.5, tg=90))).record
     assert (record.chosen, record.action) == (busy.key, Action.ROUTE)
     hasty = PlacementPolicy(weights=Weights(slo=0.0, memory=0.0, switch=0.0, pressure=1.0, speed=1.0))
     again = replay(record, hasty)

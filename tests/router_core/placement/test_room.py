@@ -84,11 +84,11 @@ def test_the_ingress_keeps_the_same_reserve():
                 model="tiny",
                 dialect=ALL_DIALECTS,
                 resident=True,
-                wait_ms=10**9,
-                left_ms=10**9,
+                ahead=None,
+                patient=True,
                 request_class=request_class,
             )
-            causes[request_class].append(admit(ask, fleet, NOW))
+            causes[request_class].append(admit(ask, fleet))
         ledger.local.start("llamacpp", 1.0, NOW)
     assert [causes[each].count(Cause.QUEUE_FULL) for each in RequestClass] == [0, 1, 3]
 
@@ -191,13 +191,12 @@ def told_to_return(*rows: Row, ledger: Ledger | None = None, **hints: str) -> in
 
 
 def test_when_to_return_is_told_by_the_rows_that_the_request_waits_for():
-    busy = a_row("a", in_flight=4, queued=8, work_s=80.0, taken_ms=NOW)
+    busy = a_row("a", in_flight=4, queued=8, taken_ms=NOW, pp=500, tg=25)
     idle = a_row("b"), a_row("c", resident=False, loadable=False), a_row("d", draining=True)
-    assert 16 <= told_to_return(busy, *idle, require="node=@a") <= 24
-    told_before = replace(busy, taken_ms=NOW - 4_000)
-    assert 12 <= told_to_return(told_before, *idle, require="node=@a") <= 20
-    assert told_to_return(replace(busy, taken_ms=NOW - 4_000, work_s=20.0), require="node=@a") <= 3
-    assert told_to_return(busy, a_row("b", in_flight=12, work_s=8.0, taken_ms=NOW)) <= 3
+    assert 22 <= told_to_return(busy, *idle, require="node=@a") <= 34, "nine turns of 3.1 s"
+    told_before = replace(busy, taken_ms=NOW - 6_200)
+    assert 17 <= told_to_return(told_before, *idle, require="node=@a") <= 27, "two of them are over"
+    assert told_to_return(busy, a_row("b", in_flight=12, taken_ms=NOW, pp=1e5, tg=500)) <= 3
 
 
 def test_own_work_that_no_record_shows_yet_is_waited_for_as_well():
@@ -207,7 +206,8 @@ def test_own_work_that_no_record_shows_yet_is_waited_for_as_well():
         ledger.local.start("llamacpp", 10.0, NOW)
         ledger.reserve(a_choice(peer, prefill_s=2.0, decode_s=8.0), NOW)
     for name in ("me", "b"):
-        assert 24 <= told_to_return(mine, peer, ledger=ledger, require=f"node=@{name}") <= 36
+        told_s = told_to_return(mine, peer, ledger=ledger, require=f"node=@{name}")
+        assert 10 <= told_s <= 17, "nine turns of 1.55 s"
 
 
 def test_who_asks_for_what_no_wait_brings_about_is_not_told_to_return_at_once():
@@ -215,13 +215,15 @@ def test_who_asks_for_what_no_wait_brings_about_is_not_told_to_return_at_once():
     assert told_to_return(a_row("a", down="gone")) == 30
 
 
-def saturated(saturation: float) -> float:
-    """Outstanding seconds of a row of four slots whose wait is this part of the background target."""
-    return 4.0 * (saturation * POLICY.background.ttft_s + 0.5)
+def saturated(saturation: float) -> Row:
+    """A row on which a request waits for this part of the background target."""
+    turn_s = 1.55
+    queued = round(saturation * POLICY.background.ttft_s / turn_s) - 1
+    return a_row("a", in_flight=4, queued=queued, ceiling=1_000, taken_ms=NOW)
 
 
 def shed(request_class: RequestClass, saturation: float, count: int = 400) -> float:
-    fleet = a_fleet(a_row("a", in_flight=4, work_s=saturated(saturation)), m_r=1.0)
+    fleet = a_fleet(saturated(saturation), m_r=1.0)
     decisions = [decided(of_class(request_class, f"r{number}"), fleet) for number in range(count)]
     for decision in decisions:
         if decision.action is Action.SHED:
@@ -239,18 +241,18 @@ def test_background_is_shed_in_proportion_to_saturation_and_nothing_else_is():
 
 
 def test_the_same_request_is_shed_again_and_its_record_tells_of_it():
-    fleet = a_fleet(a_row("a", in_flight=4, work_s=saturated(1.0)), m_r=1.0)
+    fleet = a_fleet(saturated(1.0), m_r=1.0)
     told = [[decided(of_class(BACKGROUND, f"r{number}"), fleet).action for number in range(40)] for _ in "ab"]
     assert told[0] == told[1]
     assert set(told[0]) == {Action.SHED, Action.ROUTE}
     record = decided(of_class(BACKGROUND, f"r{told[0].index(Action.SHED)}"), fleet).record
     assert (record.full, record.chosen, record.margin, record.alternatives) == (True, None, None, ())
-    assert [candidate.est.wait for candidate in record.candidates] == [POLICY.background.ttft_s]
+    assert [round(candidate.est.wait, -1) for candidate in record.candidates] == [POLICY.background.ttft_s]
     assert replay(record, POLICY) == record
 
 
 def test_who_was_held_or_dispatched_is_not_shed_any_more():
-    fleet = a_fleet(a_row("a", in_flight=4, work_s=saturated(1.21)), m_r=1.0)
+    fleet = a_fleet(saturated(1.21), m_r=1.0)
     request = of_class(BACKGROUND)
     assert decided(request, fleet).action is Action.SHED
     assert decided(replace(request, held_since_ms=NOW - 1_000), fleet).action is Action.ROUTE

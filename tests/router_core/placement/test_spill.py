@@ -27,7 +27,7 @@ from tests.support.fleets import (
 
 FREE = replace(POLICY, spill_cap=Locality.ANY)
 ANY = parsed_hints(locality="any")
-HELD = {"work_s": 500.0, "work_mean_s": 500.0}
+HELD = {"in_flight": 4, "queued": 7, "pp": 500, "tg": 15}
 
 
 def cloud(name="c", **over):
@@ -44,7 +44,7 @@ def mesh_row(slo: float):
     low, high = 0.0, 100.0
     for _ in range(60):
         wait = (low + high) / 2
-        row = a_row("m", work_s=4 * wait, work_mean_s=4 * wait, taken_ms=NOW)
+        row = a_row("m", way_s=wait, taken_ms=NOW)
         (candidate,) = decided(a_request(), a_fleet(row)).record.candidates
         low, high = (wait, high) if candidate.f.slo < slo else (low, wait)
     return row
@@ -150,7 +150,7 @@ def test_a_stand_in_at_home_is_tried_before_leaving():
 
 
 def test_retry_after_counts_no_row_that_the_request_may_not_reach():
-    full = a_row("m", in_flight=12, work_s=80.0, work_mean_s=80.0, taken_ms=NOW)
+    full = a_row("m", in_flight=12, taken_ms=NOW, pp=500, tg=25)
     assert asked(full, cloud(), hints=Hints()).retry_after_s >= 15
 
 
@@ -168,7 +168,7 @@ def test_a_stored_spill_is_replayed_to_the_same_choice():
             {
                 "cloud": st.booleans(),
                 "is_self": st.booleans(),
-                "work_s": st.floats(0, 900),
+                "queued": st.integers(0, 12),
                 "price_in": st.floats(0, 400),
                 "price_out": st.floats(0, 400),
                 "in_flight": st.integers(0, 12),

@@ -171,10 +171,10 @@ def refusal(pressed: PressedHost, **how: Any) -> Cause | None:
         model="tiny",
         dialect=int(Dialect.CHAT),
         resident=True,
-        wait_ms=500,
-        left_ms=60_000,
+        ahead=0.0,
+        patient=False,
     )
-    return admit(ask, fleet, NOW)
+    return admit(ask, fleet)
 
 
 OTHERS = [
