@@ -1,6 +1,7 @@
 """How long an attempt is waited for, and when a second one is made beside it. Real sockets on both sides."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,11 @@ from agent.relay.vital import Vital, Watch
 from agent.relay.wiring import sweep_lateness
 from router_core.exchange.failure import Cause
 from router_core.policy.exchange import ExchangePolicy, Hedge
+from router_core.record.membership import Liveness
 from router_core.record.state import EngineFacts, EngineLoad, EngineState
 from router_core.view.cluster import NodeView
 from tests.agent.relay.client import ask, post
+from tests.agent.relay.ingress_rig import pair
 from tests.agent.relay.rig import at, running
 from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
 from tests.support.recorder import Exchange, Recorder, say_ok
@@ -196,3 +199,86 @@ async def test_an_endpoint_that_says_it_is_full_ranks_worse_for_a_while() -> Non
         sweep_lateness((), lateness, now + 21_000)
         assert lateness.is_calm
         assert relay.wiring.breakers.last_fault_ms(at("e0")) is None
+
+
+async def test_a_peer_that_asks_for_bodies_and_stalls_is_left_after_the_second(tmp_path: Path) -> None:
+    async with (
+        Recorder(silent) as stalls,
+        Recorder() as good,
+        pair(tmp_path, stalls.port, good.port) as (router, peer),
+    ):
+        there, lateness = at("e0", peer.id), router.wiring.lateness
+        for number in range(2):
+            assert lateness.suspects == set()
+            asking = asyncio.create_task(ask(router.port, post(router.port)))
+            await stalls.arrived(number + 1)
+            for later in (1, 2):
+                now = router.clock.boot_ms()
+                router.fleet.pictures[there] = seen(
+                    EngineState.READY, seq=10 * number + later, taken_ms=now + later, ours=0
+                )
+                for request in tuple(router.wiring.in_hand):
+                    request.review()
+            heard = await asking
+            assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, "@here/local0")
+        assert lateness.suspects == {there}
+        assert router.watch.attempts[0].outcome.cause is Cause.SILENT
+        router.assert_idle()
+
+
+async def test_a_suspected_peer_is_left_where_another_can_serve_and_a_gone_one_in_any_case(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Recorder(silent) as stalls,
+        Recorder() as good,
+        pair(tmp_path, stalls.port, good.port) as (router, peer),
+    ):
+        for liveness, others, status in (
+            (Liveness.SUSPECT, True, 200),
+            (Liveness.GONE, True, 200),
+            (Liveness.GONE, False, 502),
+        ):
+            router.fleet.alive[peer.id] = Liveness.FRESH
+            router.fleet.order = [(peer.id, "e0")] + ([("", "local0")] if others else [])
+            arrived = len(stalls.requests)
+            asking = asyncio.create_task(ask(router.port, post(router.port)))
+            await stalls.arrived(arrived + 1)
+            router.fleet.alive[peer.id] = liveness
+            for request in tuple(router.wiring.in_hand):
+                request.review()
+            assert (await asking).status == status
+
+
+async def test_a_suspected_peer_is_waited_for_where_nobody_else_can_serve(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def slow(exchange: Exchange) -> None:
+        await go.wait()
+        await say_ok(exchange)
+
+    async with Recorder(slow) as up, pair(tmp_path, up.port) as (router, peer):
+        asking = asyncio.create_task(ask(router.port, post(router.port)))
+        await up.arrived()
+        router.fleet.alive[peer.id] = Liveness.SUSPECT
+        for request in tuple(router.wiring.in_hand):
+            request.review()
+        go.set()
+        assert (await asking).status == 200
+
+
+async def test_the_owners_first_byte_limit_holds_for_a_peers_request_and_is_a_fault_of_its_engine(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Recorder(silent) as hangs,
+        Recorder() as good,
+        pair(tmp_path, hangs.port, good.port) as (router, peer),
+    ):
+        peer.relay.fleet.locals["e0"].first_byte_ms = 150
+        heard = await ask(router.port, post(router.port))
+        assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, "@here/local0")
+        outcome = router.watch.attempts[0].outcome
+        assert (outcome.cause, outcome.fault) == (Cause.FIRST_BYTE, True)
+        router.fleet.order = [(peer.id, "e0")]
+        assert (await ask(router.port, post(router.port))).status == 504
