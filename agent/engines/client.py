@@ -31,6 +31,9 @@ SHOW_S = 10.0
 CONNECTIONS = 2
 KEEP_IDLE_S = 3.0
 EVENT_SILENCE_S = 90.0
+EVENT_LINE = 128 * limits.KIB
+EVENTS_IN_A_ROW = 32
+"""After so many events others have their turn, however fast an engine tells them."""
 RECEIVE_BYTES = 16 * limits.KIB
 """What the kernel keeps of an answer: what it hands over in one piece is parsed in one piece, and an engine may fill it with
 interim answers, each of which costs as much as a whole one."""
@@ -204,7 +207,7 @@ class EngineClient:
         """The ``data`` of server-sent events, one by one, until the stream ends.
 
         Raises :class:`EngineUnreachable` ``read`` at the end of the stream or after ``EVENT_SILENCE_S``
-        without a byte. The first item is empty and says that the stream is open.
+        without a byte, :class:`EngineMisspoke` ``too_large`` for a line above ``EVENT_LINE``. The first item is empty and says that the stream is open.
         """
         timeout = aiohttp.ClientTimeout(total=None, connect=FAST_S, sock_read=EVENT_SILENCE_S)
         try:
@@ -212,9 +215,19 @@ class EngineClient:
                 if answer.status != 200 or answer.content_type != "text/event-stream":
                     raise EngineMisspoke("status", f"status {answer.status}", answer.status)
                 yield b""
-                async for line in answer.content:
-                    if line.startswith(b"data:"):
-                        yield line[5:].strip()
+                told, rest = 0, b""
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > EVENT_LINE:
+                        raise EngineMisspoke(
+                            "too_large", f"a line of more than {EVENT_LINE} bytes", answer.status
+                        )
+                    for line in lines:
+                        if line.startswith(b"data:"):
+                            told += 1
+                            if not told % EVENTS_IN_A_ROW:
+                                await asyncio.sleep(0)
+                            yield line[5:].strip()
         except BROKEN as error:
             raise _unreachable(error) from None
         raise EngineUnreachable("read", "event stream ended")

@@ -1,5 +1,6 @@
 """How an answer is cut into events, and which of them carry generated content."""
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -45,18 +46,14 @@ _line = msgspec.json.Decoder(_Line).decode
 
 
 class Stream(Struct, frozen=True, kw_only=True):
-    """One way of writing a stream. ``ends`` are what may end an event; ``counted`` are the ends that are counted, each
+    """One way of writing a stream. ``ends`` are what may end an event, ``end`` finds the first; ``counted`` are the ends that are counted, each
     with how many bytes of it may stand in the piece before; ``separator`` divides events whose line ends are LF."""
 
     ends: tuple[bytes, ...]
+    end: re.Pattern[bytes]
     counted: tuple[tuple[bytes, int], ...]
     separator: bytes
     has_content: Callable[[bytes], bool]
-
-    def first_end(self, data: bytes) -> tuple[int, int] | None:
-        """Start and end of the first end of an event in ``data``."""
-        found = [(at, at + len(mark)) for mark in self.ends if (at := data.find(mark)) >= 0]
-        return min(found, default=None)
 
     def ends_in(self, data: bytes, edge: bytes = b"") -> int:
         """How many events end in ``data``, which follows the bytes ``edge``."""
@@ -98,13 +95,20 @@ def _line_has_content(event: bytes) -> bool:
 
 SERVER_SENT: Final = Stream(
     ends=(b"\n\n", b"\r\n\r\n", b"\r\r"),
+    end=re.compile(rb"\n\n|\r\n\r\n|\r\r"),
     counted=((b"\n\n", 1), (b"\n\r\n", 2)),
     separator=b"\n\n",
     has_content=_sent_has_content,
 )
 """Server-sent events of the OpenAI dialects."""
 
-LINES: Final = Stream(ends=(b"\n",), counted=((b"\n", 0),), separator=b"\n", has_content=_line_has_content)
+LINES: Final = Stream(
+    ends=(b"\n",),
+    end=re.compile(rb"\n"),
+    counted=((b"\n", 0),),
+    separator=b"\n",
+    has_content=_line_has_content,
+)
 """Lines of JSON, as Ollama's native routes write them."""
 
 _BY_TYPE: Final = {b"text/event-stream": SERVER_SENT, b"application/x-ndjson": LINES}

@@ -8,6 +8,10 @@ from agent.relay.dialects.streams import Stream
 
 HEAD_WINDOW = 4_096
 TAIL_WINDOW = 16_384
+EVENTS_LOOKED = 256
+"""Events without content that are parsed at a time; behind so many the next counts as having some."""
+_MARK_MOST = 3
+"""Bytes of an event's end that may have come before the rest of it."""
 
 
 class Tail:
@@ -75,24 +79,32 @@ class Tail:
         if self.first_content_ms is None:
             return 0
         trailing = 0
-        for event in reversed(stream.split(self.tail)):
+        for event in reversed(stream.split(self.tail)[-EVENTS_LOOKED:]):
             if stream.has_content(event):
                 break
             trailing += 1
         return max(1, 1 + self._separators - trailing)
 
     def _search(self, stream: Stream, data: bytes, now_ms: float) -> None:
-        """Parse events until the first with content, then count the separators of what is left."""
-        pending = (self._pending or b"") + data
-        while (cut := stream.first_end(pending)) is not None:
-            event, pending = pending[: cut[0]], pending[cut[1] :]
-            if stream.has_content(event):
+        """Parse events until the first with content, then count the separators of what is left. Each byte is looked for an
+        end once, and none behind the window is."""
+        before = self._pending or b""
+        pending = before + data
+        window = pending[:TAIL_WINDOW]
+        looked, begins, at = 0, 0, max(0, len(before) - _MARK_MOST)
+        while (end := stream.end.search(window, at)) is not None:
+            event, begins = window[begins : end.start()], end.end()
+            at = begins
+            if not event:
+                continue
+            looked += 1
+            if looked > EVENTS_LOOKED or stream.has_content(event):
                 self.first_content_ms = now_ms
                 self._pending = None
-                self._separators = stream.ends_in(pending)
+                self._separators = stream.ends_in(pending[begins:])
                 return
         if self.size > TAIL_WINDOW:
             self.first_content_ms = now_ms
             self._pending = None
             return
-        self._pending = pending
+        self._pending = pending[begins:]

@@ -299,7 +299,27 @@ async def test_events_are_read_one_by_one_and_an_end_is_told() -> None:
 
 async def test_an_event_line_without_end_is_refused() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: " + b"x" * 2 * MIB
-    assert await follow(answer, []) == "read"
+    assert await follow(answer, []) == "too_large"
+
+
+async def test_a_flood_of_events_lets_others_have_their_turn() -> None:
+    """An engine that pushes as fast as it can: between any 32 events the loop goes round."""
+    flood = b"\n" * 100_000 + b"data: {}\n" * 20_000
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + flood
+    got: list[bytes] = []
+    rounds = 0
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    counting = asyncio.create_task(count())
+    assert await follow(answer, got) == "read"
+    counting.cancel()
+    assert len(got) == 20_001
+    assert rounds > 20_000 // 32
 
 
 async def follow(answer: bytes, got: list[bytes]) -> str:
@@ -312,6 +332,6 @@ async def follow(answer: bytes, got: list[bytes]) -> str:
         try:
             async for event in events:
                 got.append(event)  # noqa: PERF401
-        except EngineUnreachable as end:
+        except (EngineMisspoke, EngineUnreachable) as end:
             return end.reason
     return "no end"

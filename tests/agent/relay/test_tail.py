@@ -1,6 +1,7 @@
 """Windows and counts of a passing answer, whatever the pieces it comes in."""
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -136,3 +137,30 @@ def test_the_middle_of_a_line_is_known() -> None:
 )
 def test_the_type_of_an_answer_tells_how_it_streams(kind: bytes | None, stream: Stream | None) -> None:
     assert stream_of(kind) is stream
+
+
+@pytest.mark.parametrize("stream", [SERVER_SENT, LINES])
+@pytest.mark.parametrize(
+    "piece", [b"\n", b"\r", b":\n\n", b"data:1\n", b"data:{}\n\n", b"{}\n", b"[" * 999 + b"\n\n", b"x"]
+)
+def test_no_read_of_a_hostile_stream_takes_long(stream: Stream, piece: bytes) -> None:
+    """256 KiB are what one read brings at most. Without bounds a read of line ends took minutes."""
+    data = (piece * (256 * 1024 // len(piece) + 1))[: 256 * 1024]
+    tail = Tail(stream)
+    took = []
+    for _ in range(3):
+        began = time.thread_time()
+        tail.feed(data, 1.0)
+        took.append(time.thread_time() - began)
+    began = time.thread_time()
+    assert tail.content_events is not None
+    took.append(time.thread_time() - began)
+    assert max(took) < 0.05
+
+
+def test_content_behind_many_events_without_is_found_all_the_same() -> None:
+    tail = Tail(SERVER_SENT)
+    tail.feed(b": wait\n\n" * 200, 1.0)
+    assert tail.first_content_ms is None
+    tail.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * 3, 2.0)
+    assert (tail.first_content_ms, tail.content_events) == (2.0, 3)
