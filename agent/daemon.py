@@ -25,7 +25,7 @@ from agent.observe.log import Severity, stream_log
 from agent.relay.ports import Phase
 from agent.relay.wiring import review_on_change, watch_lateness
 from agent.settings.load import Settings
-from agent.store.folders import Folders, RefuseToStart
+from agent.store.folders import Folders, RefuseToStart, claim
 from router_core.record.state import LeaveReason
 
 STREAMS_MS = 12_000
@@ -61,6 +61,7 @@ def run(
         try:
             raise_limit()
             folders.prepare()
+            claim(folders.state)
             own = load_identity(folders.state, read_machine_id(), keep=keep_identity, new=new_identity)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop, debug=debug) as runner:
                 traced = Trace(trace, clock) if trace is not None else None

@@ -254,4 +254,7 @@ def _clear(path: Path) -> None:
         except OSError:
             path.unlink()
             return
-    raise RefuseToStart("socket_in_use", f"another daemon answers on {path}")
+    raise RefuseToStart(
+        "socket_in_use",
+        f"another daemon answers on {path}: stop it, or give this one a runtime folder of its own (RUNTIME_DIRECTORY)",
+    )

@@ -5,6 +5,7 @@ below the XDG folders. Nothing is created here but the state and runtime folders
 """
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Mapping
@@ -78,6 +79,24 @@ class Folders(Struct, frozen=True):
         _require(self.runtime, "runtime_not_private", forbidden=0o027)
         if self.config.exists():
             _require(self.config, "config_writable", forbidden=0o002, owned=False)
+
+
+def claim(state: Path) -> int:
+    """Keep other daemons out of the state folder for as long as the descriptor that is returned is open: two of one
+    identity would harm each other. Raises ``RefuseToStart``: ``state_in_use``. Where a file system knows no locks,
+    nothing is kept out."""
+    fd = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise RefuseToStart(
+            "state_in_use",
+            f"another daemon runs with {state}: stop it, or give this one a state folder of its own (STATE_DIRECTORY)",
+        ) from None
+    except OSError:
+        pass
+    return fd
 
 
 def _systemd(env: Mapping[str, str], name: str) -> Path | None:
