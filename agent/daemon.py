@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ STORE_MS = 1_500
 STALE_MS = 20_000
 GOODBYE_MS = 500
 SUM_UP_S = 10.0
+GIVE_UP_S = 2.0
+"""How long threads are waited for that a dead disk may keep for ever, once everything else has ended."""
 FIRST_LOOK_MS = 500
 """How long the first statement waits for the engines, so that it names their models: the next S is a second away."""
 
@@ -66,7 +69,9 @@ def run(
             with asyncio.Runner(loop_factory=uvloop.new_event_loop, debug=debug) as runner:
                 traced = Trace(trace, clock) if trace is not None else None
                 node = assembly(settings, folders, own, clock, log, traced)
-                return runner.run((daemon or Daemon)(node).serve())
+                code = runner.run((daemon or Daemon)(node).serve())
+                _end_within(GIVE_UP_S, code)
+                return code
         except RefuseToStart as refused:
             log.error("start.refused", reason=refused.reason)
             writer.put(f"pairmesh: {refused}")
@@ -77,6 +82,13 @@ def run(
         finally:
             log.flush()
             writer.close()
+
+
+def _end_within(seconds: float, code: int) -> None:
+    """End this process with ``code`` by then, whatever keeps it."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 class Daemon:

@@ -255,6 +255,10 @@ class Assembly:
         ]
         unwritten = [self.journal.fault, self.placement.learning.fault, self.membership.fault]
         told = [fault for fault in unwritten if fault is not None]
+        told += [
+            f"{self.folders.state}: {what} cannot be stored ({cause})"
+            for what, cause in self.mesh.driver.unstored.items()
+        ]
         return (*self.faults, *broken, *told, *self.reloading.faults)
 
     def _heard(self, changes: Sequence[ViewChange]) -> None:

@@ -78,6 +78,8 @@ class SqliteFile:
             raise
 
     def _opened(self) -> sqlite3.Connection:
+        if self._path.exists() and not self._path.is_file():
+            raise sqlite3.DatabaseError("no file")  # a pipe would be waited for
         self._take_up()
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))

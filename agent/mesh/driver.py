@@ -144,6 +144,8 @@ class Driver:
         """In a word, how the last dial of a member ended, as long as no link to it was opened since."""
         self.left_out: dict[Id16, tuple[tuple[Endpoint, Unfit], ...]] = {}
         """The addresses of a member that its last dial left out, with the reason."""
+        self.unstored: dict[str, str] = {}
+        """What could not be stored the last time, and why."""
         self.begun = asyncio.Event()
         """Set after the machine's first step: from then on it speaks with this process life's epoch."""
         self._tasks = Tasks(told.failed)
@@ -238,7 +240,9 @@ class Driver:
 
     def _persisted(self, key: SavedKey, writing: asyncio.Future[None]) -> None:
         exc = None if writing.cancelled() else writing.exception()
+        self.unstored.pop(key.value, None)
         if isinstance(exc, OSError):
+            self.unstored[key.value] = cause_of(exc)
             self._told.notify("not_stored", {"file": key.value, "cause": cause_of(exc)})
         elif exc is not None:
             self._told.failed(f"persist {key.value}", exc)

@@ -33,6 +33,7 @@ from router_core.placement.record import DecisionRecord
 
 LINGER_S: Final = 0.1
 RETRY_S: Final = 1.0
+JOIN_S: Final = 1.2
 BATCH: Final = 1_024
 TRIM_EVERY_ROWS: Final = 5_000
 TRIM_EVERY_MS: Final = 600_000
@@ -186,11 +187,11 @@ class Journal:
         await asyncio.wrap_future(done)
 
     async def aclose(self) -> None:
-        """Write what is queued and end the thread."""
+        """Write what is queued and end the thread, unless the disk keeps it for too long."""
         if self._thread.is_alive():
             self._closing.set()
             self._queue.put(None)
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, JOIN_S)
 
     def collect(self) -> Iterable[Family]:
         for name, text, value in (

@@ -450,3 +450,31 @@ async def test_a_decision_says_when_it_was_made_in_epoch_time(tmp_path: Path) ->
             for each in (told, listed):
                 assert before - 1_000 <= each["at_ms"] <= after + 1_000
             assert abs(dry["at_ms"] - after) < 10_000
+
+
+async def test_a_second_daemon_of_one_state_folder_is_refused_whatever_else_it_has(tmp_path: Path) -> None:
+    """A login session and a shell without one have other runtime folders, but one state folder."""
+    first = a_node(tmp_path)
+    second = Node(name="alpha", ip="127.0.0.3", base=tmp_path / "second")
+    second.write_settings([])
+    second.more_env["STATE_DIRECTORY"] = str(first.state)
+    async with running(first):
+        with pytest.raises(RuntimeError, match="did not become ready"):
+            await second.start()
+        assert second.process is not None
+        assert await second.process.wait() == 78
+        assert f"another daemon runs with {first.state}" in second.log_tail(1)
+        assert (await first.get("/v1/status"))["own"]["faults"] == []
+
+
+async def test_pipes_in_place_of_files_hold_up_neither_start_nor_end(tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    async with running(node):
+        pass
+    names = ("journal.sqlite", "profiles.sqlite", "epoch", "floors")
+    for name in names:
+        (node.state / name).unlink(missing_ok=True)
+        os.mkfifo(node.state / name)
+    async with running(node):
+        assert (await node.get("/v1/status"))["own"]["epoch"] >= 1
+    assert all((node.state / name).is_file() for name in names[:3])

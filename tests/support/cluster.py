@@ -131,6 +131,8 @@ class Node:
             done, _ = await asyncio.wait({ended, ready}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
             for task in (ended, ready):
                 task.cancel()
+            # Else the loop would let go of the socket's number when it is another socket's already.
+            await asyncio.gather(ended, ready, return_exceptions=True)
             if ready not in done:
                 raise RuntimeError(f"{self.name} did not become ready; its log ends with:\n{self.log_tail()}")
 

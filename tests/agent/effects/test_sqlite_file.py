@@ -1,6 +1,7 @@
 """SQLite files over their versions: brought up, set aside whole, taken up again, or begun anew."""
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,12 +161,21 @@ def test_a_lock_is_for_the_caller_to_wait_for(
     assert (told.aside, told.damaged) == ([], [])
 
 
-def test_what_is_no_file_is_named_and_nothing_replaced(path: Path, told: Told) -> None:
-    path.mkdir()
-    with pytest.raises(sqlite3.OperationalError) as refused:
-        used(path, told, "select 1")
-    assert cause_of(refused.value).startswith("SQLITE_")
-    assert path.is_dir()
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_set_aside_and_never_waited_for(path: Path, told: Told, make: Any) -> None:
+    make(path)
+    assert used(path, told, "select * from t") == []
+    assert told.damaged == [("t.sqlite.corrupt", "DatabaseError")]
+
+
+def test_a_link_into_a_place_that_is_not_there_is_for_the_caller_to_wait_for(path: Path, told: Told) -> None:
+    path.symlink_to(path.parent / "unmounted" / "t.sqlite")
+    with pytest.raises(OSError, match="No such file"):
+        used(path, told, "select * from t")
+    (path.parent / "unmounted").mkdir()
+    (path.parent / "unmounted" / "t.sqlite").touch()
+    assert used(path, told, "select * from t") == []
+    assert path.is_symlink()
 
 
 def test_a_cause_is_a_word_of_the_system() -> None:

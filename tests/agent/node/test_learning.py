@@ -256,7 +256,7 @@ async def test_a_disk_that_refuses_is_told_and_tried_again(world: World, tmp_pat
 async def test_a_file_that_cannot_be_read_is_told_and_learning_starts_anew(
     world: World, tmp_path: Path
 ) -> None:
-    (tmp_path / "profiles.sqlite").mkdir()
+    (tmp_path / "profiles.sqlite").symlink_to(tmp_path / "unmounted" / "profiles.sqlite")
     world.learning.restore()
     assert any("profile.not_loaded" in line for line in world.lines)
     assert len(world.profiles) == 0
@@ -266,7 +266,7 @@ async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it
     world: World, tmp_path: Path
 ) -> None:
     (tmp_path / "no").mkdir()
-    (tmp_path / "no" / "profiles.sqlite").mkdir()
+    (tmp_path / "no" / "profiles.sqlite").symlink_to(tmp_path / "unmounted" / "profiles.sqlite")
     store = store_at(tmp_path / "no", world.log)
     learning = Learning(world.profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
     learning.restore()
@@ -274,7 +274,7 @@ async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it
     await learning.save()
     assert len(world.profiles) == 1
     assert learning.fault is not None
-    (tmp_path / "no" / "profiles.sqlite").rmdir()
+    (tmp_path / "no" / "profiles.sqlite").unlink()
     await learning.save()
     assert learning.fault is None
     assert len(ProfileStore(tmp_path / "no").load()) == 1

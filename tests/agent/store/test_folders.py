@@ -1,8 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
 
-from agent.store.folders import Folders, RefuseToStart
+from agent.store.folders import Folders, RefuseToStart, claim
 
 
 def test_systemd_names_the_folders_where_it_runs_us():
@@ -96,3 +97,12 @@ def test_a_runtime_folder_may_be_open_to_its_group(tmp_path):
 def test_a_socket_path_too_long_for_the_kernel_refuses(tmp_path):
     found = Folders(tmp_path / "state", tmp_path / ("r" * 100), tmp_path / "config")
     assert refusal(found).reason == "socket_path_too_long"
+
+
+def test_a_state_folder_is_one_daemons_for_as_long_as_it_lives(tmp_path):
+    held = claim(tmp_path)
+    with pytest.raises(RefuseToStart, match="another daemon runs with") as refused:
+        claim(tmp_path)
+    assert refused.value.reason == "state_in_use"
+    os.close(held)
+    os.close(claim(tmp_path))
