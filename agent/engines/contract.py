@@ -21,7 +21,7 @@ FOREVER_S = 2**31 - 1
 """``expires_s`` of a model that is never unloaded by itself."""
 
 
-PROMPT_LEAST = 64
+PROMPT_LEAST = 128
 RESERVE_MIB = 1_024
 RESERVE_SHARE = 20
 GENERATED_LEAST = 32

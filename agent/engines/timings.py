@@ -108,11 +108,19 @@ def _from_usage(usage: dict[str, Any], marks: Marks, finish: Finish | None, stre
         source=_ENGINE,
         prompt_tokens=prompt,
         cached_tokens=cached,
-        prompt_ms=_between(marks.head_ms, marks.first_content_ms) if streamed else None,
+        prompt_ms=_prompt_ms(marks) if streamed else None,
         gen_tokens=generated,
         gen_ms=_between(marks.first_content_ms, marks.last_byte_ms) if streamed else None,
         finish=finish,
     )
+
+
+def _prompt_ms(marks: Marks) -> float | None:
+    """The time from the head of a stream to its first content, if the engine sends the head when it begins: where most of
+    the wait was before the head, that came with the first token, and the time says nothing."""
+    computing = _between(marks.head_ms, marks.first_content_ms)
+    waited = _between(marks.sent_ms, marks.first_content_ms)
+    return computing if computing is not None and waited is not None and 2 * computing >= waited else None
 
 
 def _prompt_of(usage: dict[str, Any]) -> tuple[int | None, int | None]:

@@ -224,6 +224,7 @@ def _outcome_of(
         prompt_ms=prompt_ms,
         gen_tokens=told.gen_tokens,
         gen_ms=told.gen_ms,
+        total_ms=marks.last_byte_ms - marks.sent_ms if marks is not None and not cold else None,
         ttft_ms=until_first_ms if streamed and not cold and timings is not None else None,
         wait_ms=routed.queue_ms,
         net_ms=routed.net_ms,

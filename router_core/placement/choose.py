@@ -4,7 +4,8 @@ Rules: no bonus beats the veto; a cold row never wins against a warm one that is
 that are nearly as good share the load in proportion to what they can sustain. The draw is a hash of the request, so
 the same inputs give the same choice.
 
-Where the policy packs, the fullest of the rows that meet their target serves instead, and idle ones stay idle.
+Of near ties that are free and warm those go first that were never tried: what one answer there tells is worth more than
+the little that one could be better. Where the policy packs, the fullest of the rows that meet their target serves instead, and idle ones stay idle.
 Dominance is that of Pareto, relaxed by a small eps so that noise decides nothing. Rows are judged from the best on, and
 only as far as a draw could reach; what became of the others is found out for who asks (``ranking``).
 
@@ -285,7 +286,8 @@ def _place(scored: Standing) -> tuple[float, Endpoint, str]:
 
 
 def near_ties(standing: list[S], policy: PlacementPolicy) -> list[S]:
-    """The rows that share the draw: those within the margin of the best, without cold ones if any is resident."""
+    """The rows that share the draw: those within the margin of the best, without cold ones if any is resident, and of
+    the resident ones with a place left those alone that were never tried, if there are any."""
     best = standing[0]
     periods = best.age_ms / best.period_ms if best.age_ms < best.period_ms else 1.0
     limit = best.score + policy.tie_fixed + policy.tie_per_period * periods
@@ -296,7 +298,8 @@ def near_ties(standing: list[S], policy: PlacementPolicy) -> list[S]:
         tied.append(row)
         if row.resident:
             warm.append(row)
-    return warm or tied
+    fresh = [row for row in warm if row.samples == 0 and row.free]
+    return fresh or warm or tied
 
 
 def draw_weights(tied: Sequence[S], capacity: Callable[[S], float]) -> list[float]:

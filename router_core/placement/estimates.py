@@ -126,7 +126,7 @@ def estimate(
     if sd > 1.0:
         sd = 1.0
     prompt, output = need.prompt, need.output
-    prefill = (prompt - hit) * row.prefill_s_per_token
+    prefill = row.first_s + (prompt - hit) * row.prefill_s_per_token
     net = 0.0 if row.is_self else need.transfer_s + row.way_s
     ttft = net + wait_s + load + prefill
     decode = output * tpot
@@ -148,7 +148,7 @@ def costs_of(paces: Iterable[Pace], need: Need, now: int, policy: PlacementPolic
         if age_ms < 0:
             age_ms = 0
         prefill_s = prompt * row.prefill_s_per_token
-        cost = row.way_s + row.load_s + prefill_s + share * output * pace.tpot_s
+        cost = row.way_s + row.load_s + row.first_s + prefill_s + share * output * pace.tpot_s
         if ahead := ahead_of(pace, 0.0, age_ms, policy):
             cost += ahead * (pace.turn_s + by_size * (prefill_s + output * row.full_token_s) / row.k)
         found.append(cost)

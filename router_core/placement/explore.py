@@ -1,8 +1,8 @@
 """A row that hardly anybody tried, now and then, in place of the one chosen: only where it costs nobody.
 
 Rules: a lot of the request's own seed says when, so a replay says the same; nothing is tried on a request that a hint,
-a session or an authority placed, that failed before, or that nothing good is left for; the row tried is warm, idle, no
-looser a match, no more pressed, no dearer, and both it and the chosen one are all but sure to keep the targets. Refuses
+a session or an authority placed, that failed before, or that nothing good is left for; the row tried is warm, idle, not
+known to be clearly slower, no looser a match, no more pressed, no dearer, and both it and the chosen one are all but sure to keep the targets. Refuses
 to rank.
 """
 
@@ -12,6 +12,8 @@ from router_core.placement.choose import S, Standing, seed_of
 from router_core.placement.record import AuthorityNote
 from router_core.policy.placement import PlacementPolicy
 
+SLOWER_MOST = 1.15
+"""A row that was tried and is slower by more than this would cost the one who waits."""
 _LOTS = 2**32
 
 
@@ -41,6 +43,7 @@ def _costs_nobody(row: Standing, chosen: Standing, policy: PlacementPolicy) -> b
     return (
         row.samples is not None
         and row.samples < policy.explore_samples
+        and (row.samples == 0 or row.est.ect <= SLOWER_MOST * chosen.est.ect)
         and row.resident
         and row.fill == 0.0
         and row.slo < policy.explore_risk

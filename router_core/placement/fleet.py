@@ -17,7 +17,7 @@ from router_core.placement.admission import Squeeze, squeeze_of
 from router_core.placement.index import Index, Positions, index_of
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import Endpoint, NodeRef, RequestClass
-from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, redrafted, row_of
+from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, redrafted, row_of, seen_load_s
 from router_core.placement.scales import Scales, scales_of
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
@@ -276,6 +276,12 @@ def _part_of(
         position = draft.model.engine
         if position not in squeezes:
             squeezes[position] = squeeze_of(draft.static, draft.volatile, draft.engine, policy.unknown_factor)
+    by_position = {draft.position: draft for draft in drafts}
+
+    def reload_s(position: int) -> float | None:
+        draft = by_position.get(position)
+        return None if draft is None else seen_load_s(draft, profiles)
+
     return Part(
         node=node,
         learned=profiles.changed_at(node.id16),
@@ -291,6 +297,7 @@ def _part_of(
                 profiles,
                 policy,
                 now,
+                reload_s,
             )
             for draft in drafts
         ),

@@ -5,7 +5,7 @@ costs the stated amount. Refuses to know requests, other rows and the index.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -60,7 +60,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     did not come through pairmesh, ``k`` is the useful batch size,
     ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
     ``samples`` how many answers own experience with its speeds stands on, ``way_s`` what the way there was seen to take
-    beyond the policy's ``rtt_s``.
+    beyond the policy's ``rtt_s``, ``first_s`` what passes before the first token however short the prompt.
     """
 
     key: Endpoint
@@ -124,6 +124,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     memory: float
     switch: float
     way_s: float = 0.0
+    first_s: float = 0.0
 
 
 class Draft(Struct, kw_only=True):
@@ -223,9 +224,10 @@ def row_of(
     profiles: Profiles,
     policy: PlacementPolicy,
     now: int,
+    reload_s: Callable[[int], float | None] = lambda position: None,
 ) -> Row:
     """The row of ``draft``, given its corrected ``prior`` and the pressure on its endpoint; ``alone`` if no other node
-    is fresh or late."""
+    is fresh or late. ``reload_s`` tells what a model of its node, by its position in S, was seen to take to load."""
     node, engine, model, load = draft.node, draft.engine, draft.model, draft.load
     able = abilities(profiles.find(draft.profile_key), prior, draft.claim, now, profiles.policy)
     remote = bool(engine.flags & _REMOTE)
@@ -286,6 +288,7 @@ def row_of(
         queued=load.queued or 0,
         foreign=max(0, (load.running or 0) + (load.queued or 0) - load.ours),
         k=k,
+        first_s=able.first_s,
         prefill_s_per_token=1.0 / able.prompt,
         token_s=1.0 / able.gen,
         beta=able.beta,
@@ -299,7 +302,9 @@ def row_of(
         samples=able.n,
         pressure=squeeze.score,
         memory=0.0 if tuned else _memory(draft, need, room, policy),
-        switch=0.0 if tuned else 1.0 - math.exp(-_debt_s(draft, need, able, policy) / policy.debt_scale_s),
+        switch=0.0
+        if tuned
+        else 1.0 - math.exp(-_debt_s(draft, need, able, policy, reload_s) / policy.debt_scale_s),
         way_s=max(0.0, (node.rtt_ms or 0) / 1000.0 - policy.rtt_s),
     )
 
@@ -368,10 +373,17 @@ def _load_s(draft: Draft, able: Abilities) -> float:
     return able.load_s
 
 
-def _debt_s(draft: Draft, need: float | None, able: Abilities, policy: PlacementPolicy) -> float:
+def _debt_s(
+    draft: Draft,
+    need: float | None,
+    able: Abilities,
+    policy: PlacementPolicy,
+    reload_s: Callable[[int], float | None],
+) -> float:
     """Seconds of loading that a load here would cause later, by evicting models that will probably be asked for.
 
-    Residents go longest idle first until the need fits into free memory. A model's demand is not told per node, so the
+    What an evicted one takes to load again is its own (``reload_s``, by its position in S); one of which nothing is known
+    takes as long for its size as the incoming one. Residents go longest idle first until the need fits into free memory. A model's demand is not told per node, so the
     chance that it is wanted within the horizon is that of one request per its present idle time.
     """
     free = _free_bytes(draft)
@@ -389,8 +401,18 @@ def _debt_s(draft: Draft, need: float | None, able: Abilities, policy: Placement
         size = float((row.mem_mib or 0) * _MIB)
         lacking -= size
         wanted = 1.0 - math.exp(-policy.debt_horizon_s / max(1, row.idle_s))
-        debt += wanted * able.load_s * size / need
+        own_s = reload_s(row.model)
+        debt += wanted * (own_s if own_s is not None else able.load_s * size / need)
     return debt
+
+
+def seen_load_s(draft: Draft, profiles: Profiles) -> float | None:
+    """What the model of ``draft`` takes to load, by own or claimed experience; None without any."""
+    profile = profiles.find(draft.profile_key)
+    if profile is None and draft.claim is None:
+        return None
+    able = abilities(profile, draft.prior, draft.claim, 0, profiles.policy)
+    return able.load_s if able.load_known else None
 
 
 def _free_bytes(draft: Draft) -> float | None:

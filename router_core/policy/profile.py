@@ -27,8 +27,10 @@ class ProfilePolicy:
     usual_weight: int = 4
     usual_kept: int = 256
     success_half_life_ms: int = 86_400_000
-    least_prompt_tokens: int = 64
-    least_output_tokens: int = 32
+    least_prompt_tokens: int = 128
+    least_counted_tokens: int = 64
+    telling_output_tokens: int = 32
+    least_gen_share: float = 0.2
     beta: float = 0.1
     bytes_per_token: float = 3.6
     bytes_per_token_least: float = 1.5

@@ -23,7 +23,8 @@ _HOUR_MS = 3_600_000
 class Abilities(Struct, frozen=True, gc=False, kw_only=True):
     """Expected speeds (tokens/s, one request alone), slow-down per further request, load time and log spreads.
 
-    ``load_known`` tells whether ``load_s`` was observed or claimed, or is a prior. ``n`` counts own samples.
+    ``first_s`` passes before the first token however short the prompt, 0 if unknown. ``load_known`` tells whether
+    ``load_s`` was observed or claimed, or is a prior. ``n`` counts own samples, begun ones too.
     """
 
     prompt: float
@@ -36,6 +37,7 @@ class Abilities(Struct, frozen=True, gc=False, kw_only=True):
     s_load: float
     success: float
     n: int
+    first_s: float = 0.0
 
 
 def abilities(
@@ -55,7 +57,8 @@ def abilities(
         s_gen=own.gen.spread(policy),
         s_load=_load_spread(own.loads_s, policy),
         success=success(own, now, policy),
-        n=own.n,
+        n=math.ceil(own.n),
+        first_s=own.first.value or 0.0,
     )
 
 
@@ -120,7 +123,7 @@ def claim_of(profile: Profile, model: int, engine: int, ctx: int, parallel: int,
         engine=engine,
         ctx=ctx,
         parallel=parallel,
-        n=min(profile.n, 0xFFFF),
+        n=min(math.ceil(profile.n), 0xFFFF),
         prompt_dtps=_deci(prompt),
         gen_dtps=_deci(gen),
         beta_m=round(beta * 1000) if beta is not None else None,

@@ -36,7 +36,8 @@ class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     """One attempt, ended. Times in ms, ``at_ms`` on the boot clock.
 
     ``prompt_tokens`` are those the engine really computed, ``cached_tokens`` those it reused; ``gen_ms`` covers the
-    ``gen_tokens - 1`` gaps after the first token. ``concurrency`` counts the requests in the engine, this one
+    ``gen_tokens - 1`` gaps after the first token, ``total_ms`` the whole answer from sending to its last byte, where
+    no load was part of it. ``concurrency`` counts the requests in the engine, this one
     included. ``ttft_ms`` with ``wait_ms`` and ``net_ms`` (both estimates) stand in for an engine that tells no prompt
     time. ``load_ms`` is set if the attempt caused or awaited a load. ``request_class`` is None where only the router
     that placed the request knows it.
@@ -57,3 +58,4 @@ class Outcome(Struct, frozen=True, gc=False, kw_only=True):
     wait_ms: float = 0.0
     net_ms: float = 0.0
     load_ms: float | None = None
+    total_ms: float | None = None

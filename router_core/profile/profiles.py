@@ -129,7 +129,7 @@ class Profiles:
             return
         policy, model = self.policy, outcome.key.model
         tokens = (outcome.prompt_tokens or 0) + (outcome.cached_tokens or 0)
-        if outcome.prompt_tokens is not None and tokens >= policy.least_prompt_tokens and outcome.text_bytes:
+        if outcome.prompt_tokens is not None and tokens >= policy.least_counted_tokens and outcome.text_bytes:
             known = self._bytes_per_token.pop(model, policy.bytes_per_token)
             sample = outcome.text_bytes / tokens
             folded = known + policy.rate * (sample - known)

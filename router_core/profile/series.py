@@ -14,14 +14,14 @@ from router_core.policy.profile import ProfilePolicy
 
 
 class Series(Struct, frozen=True, gc=False, kw_only=True):
-    """``n`` accepted samples with ``mean`` and ``var`` of their logarithms; ``streak`` counts rejected ones, signed.
-    ``before`` is how many of the ``n`` are from before the last lasting change."""
+    """``n`` accepted samples, by weight, with ``mean`` and ``var`` of their logarithms; ``streak`` counts rejected ones,
+    signed. ``before`` is how many of the ``n`` are from before the last lasting change."""
 
-    n: int = 0
+    n: float = 0
     mean: float = 0.0
     var: float = 0.0
-    streak: int = 0
-    before: int = 0
+    streak: float = 0
+    before: float = 0
 
     @property
     def value(self) -> float | None:
@@ -40,26 +40,28 @@ class Series(Struct, frozen=True, gc=False, kw_only=True):
 EMPTY = Series()
 
 
-def fold_sample(series: Series, sample: float, policy: ProfilePolicy) -> Series:
-    """``series`` with one more positive, finite ``sample``; anything else leaves it as it is."""
-    if not (sample > 0.0 and math.isfinite(sample)):
+def fold_sample(series: Series, sample: float, policy: ProfilePolicy, weight: float = 1) -> Series:
+    """``series`` with one more positive, finite ``sample`` that counts ``weight`` (0..1); anything else leaves it as it
+    is."""
+    if not (sample > 0.0 and math.isfinite(sample) and weight > 0.0):
         return series
     x = math.log(sample)
     if series.n == 0:
-        return Series(n=1, mean=x)
-    off, before, streak = x - series.mean, series.before, 0
+        return Series(n=weight, mean=x)
+    off, before = x - series.mean, series.before
+    streak: float = 0
     if abs(off) > policy.outlier_sds * series.spread(policy):
-        side = 1 if off > 0 else -1
+        side = weight if off > 0 else -weight
         streak = series.streak + side if series.streak * side >= 0 else side
         if abs(streak) < policy.outlier_streak:
             return Series(n=series.n, mean=series.mean, var=series.var, streak=streak, before=before)
-        before = max(before, series.n + 1 - policy.outlier_streak)
-    weight = max(policy.rate, 1.0 / (series.n - before + 1))
-    step = weight * off
+        before = max(before, series.n + weight - policy.outlier_streak)
+    share = max(policy.rate * weight, weight / (series.n - before + weight))
+    step = share * off
     return Series(
-        n=series.n + 1,
+        n=series.n + weight,
         mean=series.mean + step,
-        var=(1.0 - weight) * (series.var + off * step),
+        var=(1.0 - share) * (series.var + off * step),
         streak=streak,
         before=before,
     )

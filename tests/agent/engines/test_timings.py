@@ -63,6 +63,27 @@ def test_usage_of_every_spelling(
     assert (told.source, told.finish) == (TimingSource.ENGINE, Finish.LENGTH)
 
 
+@pytest.mark.parametrize(
+    ("head_ms", "prompt_ms"), [(5.0, 995.0), (500.0, 500.0), (990.0, None), (1_000.0, None)]
+)
+def test_a_head_that_comes_with_the_first_token_tells_no_prompt_time(
+    head_ms: float, prompt_ms: float | None
+) -> None:
+    """Servers that send the head with the first token would be read as ones that compute a prompt in no time."""
+    body = b'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":20}}\n\n'
+    marks = Marks(
+        sent_ms=0.0,
+        head_ms=head_ms,
+        first_byte_ms=1_000.0,
+        first_content_ms=1_000.0,
+        last_byte_ms=2_000.0,
+        content_events=20,
+    )
+    told = read_timings(body, body, marks)
+    assert told is not None
+    assert told.prompt_ms == prompt_ms
+
+
 def test_usage_alone_gives_no_times_without_a_stream(sample: GetSample) -> None:
     told = taught(sample("llama-cpp-python-0.3.36-chat").body, WHOLE)
     assert told == Timings(source=TimingSource.ENGINE, prompt_tokens=27, gen_tokens=6, finish=Finish.LENGTH)
@@ -147,7 +168,8 @@ def test_an_error_inside_a_stream_is_the_finish() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "ms", "speed"), [(63, 10.0, None), (64, 10.0, 6_400.0), (64, None, None), (None, 10.0, None)]
+    ("tokens", "ms", "speed"),
+    [(127, 10.0, None), (128, 10.0, 12_800.0), (128, None, None), (None, 10.0, None)],
 )
 def test_a_prompt_speed_needs_enough_uncached_tokens(
     tokens: int | None, ms: float | None, speed: float | None

@@ -15,7 +15,7 @@ from tests.agent.node.rig import World, a_report, an_endpoint, id16, stated, tau
 def told(gen_per_s: float) -> bytes:
     """The last bytes of an answer of llama.cpp at this pace."""
     return (
-        b'data: {"choices":[{"finish_reason":"stop"}],"timings":{"prompt_n":100,"prompt_ms":50.0,'
+        b'data: {"choices":[{"finish_reason":"stop"}],"timings":{"prompt_n":200,"prompt_ms":100.0,'
         b'"cache_n":0,"predicted_n":50,"predicted_per_second":%.1f}}\n\n' % gen_per_s
     )
 

@@ -60,10 +60,19 @@ def test_a_finished_answer_teaches_what_the_engine_told(world: World) -> None:
     assert timings is not None
     assert timings.gen_tokens == 50
     learned = profile(world)
-    assert learned.prompt.value == pytest.approx(2_000.0)
+    assert (learned.first.value, learned.prompt.n) == (pytest.approx(0.05), 0), "a prompt of 100 tokens"
     assert learned.gen.value == pytest.approx(49.0)
     assert learned.successes == 1.0
     assert learned.loads_s == ()
+
+
+def test_a_whole_answer_with_usage_alone_teaches_speed(world: World) -> None:
+    told = b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":40}}'
+    whole = marks(1_000_000, head_ms=1_002_000.0, first_byte_ms=1_002_000.0, last_byte_ms=1_002_000.0)
+    whole = replace(whole, first_content_ms=None, content_events=None)
+    routed = routed_to(world, queue_ms=0.0, net_ms=0.0)
+    taught(world.learning, a_report(routed, head=told, tail=told, marks=whole))
+    assert (profile(world).gen.n, profile(world).gen.value) == (1, pytest.approx(20.0))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,7 @@ def test_a_cold_stream_teaches_the_load_and_no_time_of_its_own(world: World) -> 
     taught(world.learning, a_report(cold, marks=late))
     learned = profile(world)
     assert list(learned.loads_s) == pytest.approx([4.0])
-    assert learned.prompt.value == pytest.approx(2_000.0)
+    assert learned.first.value == pytest.approx(0.05)
 
 
 def test_a_cold_answer_in_one_piece_is_judged_by_what_the_engine_told_not_by_the_longest_guess(

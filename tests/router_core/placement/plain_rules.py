@@ -255,7 +255,7 @@ class Plain:
         ):
             hit = min(need.prompt, pin.tokens) if (pin.endpoint, pin.model) == (row.key, row.model) else 0
         load = reload_s or row.load_s
-        prefill = (need.prompt - hit) * row.prefill_s_per_token
+        prefill = row.first_s + (need.prompt - hit) * row.prefill_s_per_token
         tpot = (1 + row.beta * (min(row.k, in_flight + 1) - 1)) * row.token_s
         net = 0.0 if row.is_self else need.transfer_s + row.way_s
         ttft = net + wait + load + prefill
@@ -339,6 +339,8 @@ class Plain:
         tied = [judged for judged in told.standing if judged.score <= best.score + margin]
         if any(judged.resident for judged in tied):
             tied = [judged for judged in tied if judged.resident]
+            untried = [judged for judged in tied if judged.row.samples == 0 and judged.free]
+            tied = untried or tied
         told.tied = [(judged, self.capacity(judged.row) / (1 + judged.wait)) for judged in tied]
 
     def dominates(self, other: Judged, judged: Judged) -> bool:
@@ -390,6 +392,7 @@ def tried_instead(told: Outcome, chosen: Judged, lot: float, attempt: int, polic
         if (
             judged is not chosen
             and judged.row.samples < policy.explore_samples
+            and (judged.row.samples == 0 or judged.ect <= 1.15 * chosen.ect)
             and judged.resident
             and judged.busy == 0
             and max(judged.slo, chosen.slo) < policy.explore_risk

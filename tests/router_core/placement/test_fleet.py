@@ -204,6 +204,30 @@ def test_a_load_that_evicts_costs_more_than_one_that_finds_room():
     assert switch(1_000, 10) > switch(1_000, 36_000) > 0.0
 
 
+def test_what_an_eviction_costs_is_what_the_evicted_model_takes_to_load_again():
+    """A small model that loads in 2 s would push out one that took a minute, or one that took a second."""
+    models = (
+        ModelFacts(name="tiny", engine=0, size_mib=4096),
+        ModelFacts(name="other", engine=0, size_mib=20_000),
+    )
+    volatile = a_volatile(
+        residents=(ResidentModel(model=1, engine=0, state=ModelState.RESIDENT, mem_mib=20_000, idle_s=10),),
+        gpus=(GpuLoad(vram_free_mib=1_000, level=Level.NONE, score_c=0, state=GpuState.OK),),
+    )
+    view = a_view(a_change("a", static=a_static(models=models), volatile=volatile))
+    keys = {row.model: row.profile_key for row in folded(view).rows}
+
+    def switch(**loads_s: float) -> float:
+        profiles = Profiles(ProfilePolicy())
+        for model, seconds in loads_s.items():
+            profiles.learn(Outcome(key=keys[model], at_ms=NOW, result=Result.OK, load_ms=1000 * seconds))
+        return next(row.switch for row in folded(view, profiles=profiles).rows if row.model == "tiny")
+
+    assert switch(tiny=2.0, other=60.0) == pytest.approx(1 - math.exp(-60 / POLICY.debt_scale_s), abs=1e-3)
+    assert switch(tiny=2.0, other=1.0) == pytest.approx(1 - math.exp(-1 / POLICY.debt_scale_s), abs=1e-3)
+    assert switch(other=60.0) == switch(tiny=30.0, other=60.0)
+
+
 def test_the_longest_idle_is_evicted_first_and_no_more_than_must_be():
     models = (
         ModelFacts(name="tiny", engine=0, size_mib=4096),

@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.ids import Id16
@@ -55,16 +57,73 @@ def test_without_a_prompt_time_the_first_token_stands_in():
     assert after(outcome(prompt_ms=None)).prompt.n == 0
 
 
-@pytest.mark.parametrize("over", [{"prompt_tokens": 63}, {"prompt_tokens": None}, {"prompt_ms": 0.0}])
-def test_short_or_untold_prompts_teach_no_speed(over):
+@pytest.mark.parametrize("over", [{"prompt_tokens": 127}, {"prompt_tokens": None}, {"prompt_ms": 0.0}])
+def test_short_or_untold_prompts_teach_no_rate(over):
     assert after(outcome(**over)).prompt.n == 0
 
 
+def test_short_prompts_teach_what_passes_before_any_first_token_and_long_ones_the_rate_beyond_it():
+    """Ten prompts of a few tokens at a server that takes 200 ms for anything, then 2,000 tokens in 1.2 s."""
+    short = {"prompt_tokens": 8, "prompt_ms": None, "ttft_ms": 200.0}
+    profile = after(*[outcome(**short)] * 10)
+    assert (profile.first.value, profile.prompt.n) == (pytest.approx(0.2), 0)
+    profile = learn(profile, outcome(prompt_tokens=2_000, prompt_ms=None, ttft_ms=1_200.0), POLICY)
+    assert profile.prompt.value == pytest.approx(2_000.0)
+    told = learn(profile, outcome(prompt_tokens=2_000, prompt_ms=1_000.0, ttft_ms=9_000.0), POLICY)
+    assert told.prompt.value == pytest.approx(2_000.0), "what the engine tells has nothing else in it"
+
+
+def test_a_slow_start_never_makes_a_rate_boundless():
+    profile = after(outcome(prompt_tokens=8, prompt_ms=5_000.0))
+    profile = learn(profile, outcome(prompt_tokens=1_000, prompt_ms=None, ttft_ms=1_000.0), POLICY)
+    assert profile.prompt.value == pytest.approx(2_000.0)
+
+
 @pytest.mark.parametrize(
-    "over", [{"gen_tokens": 31}, {"gen_tokens": None}, {"gen_ms": None}, {"gen_ms": 0.0}]
+    "over", [{"gen_tokens": 1}, {"gen_tokens": None}, {"gen_ms": None}, {"gen_ms": 0.0}, {"gen_ms": 1.0}]
 )
-def test_short_or_untold_answers_teach_no_speed(over):
+def test_an_answer_without_a_measurable_gap_or_time_teaches_no_speed(over):
     assert after(outcome(**over)).gen.n == 0
+
+
+@pytest.mark.parametrize(("tokens", "weight"), [(2, 2 / 32), (8, 0.25), (20, 0.625), (32, 1), (400, 1)])
+def test_a_short_answer_teaches_as_much_as_it_tells(tokens, weight):
+    profile = after(outcome(gen_tokens=tokens, gen_ms=20.0 * (tokens - 1)))
+    assert (profile.gen.n, profile.gen.value) == (pytest.approx(weight), pytest.approx(50.0))
+
+
+def test_a_whole_answer_teaches_by_its_time_as_a_whole_without_what_passes_before_its_first_token():
+    whole = {"gen_ms": None, "prompt_ms": None, "prompt_tokens": 8}
+    profile = after(outcome(**whole, total_ms=2_000.0, wait_ms=400.0, net_ms=100.0, gen_tokens=60))
+    assert profile.gen.value == pytest.approx(60 / 1.5)
+    known = after(outcome(prompt_tokens=8, prompt_ms=500.0, gen_tokens=None), outcome(gen_tokens=None))
+    profile = learn(known, outcome(**whole | {"prompt_tokens": 500}, total_ms=2_000.0, gen_tokens=60), POLICY)
+    assert profile.gen.value == pytest.approx(60 / (2.0 - 0.5 - 0.5))
+    late = learn(known, outcome(**whole, total_ms=400.0, gen_tokens=60), POLICY)
+    assert late.gen.value == pytest.approx(60 / 0.08), "a fifth of the time is the answer's in any case"
+    assert after(outcome(**whole, total_ms=2_000.0, load_ms=900.0)).gen.n == 0
+
+
+def test_a_stream_that_came_in_one_piece_teaches_as_a_whole():
+    profile = after(outcome(gen_tokens=40, gen_ms=0.2, total_ms=2_000.0, prompt_ms=None, prompt_tokens=8))
+    assert profile.gen.value == pytest.approx(20.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.floats(0.5, 1_000), st.booleans()), min_size=1, max_size=40)
+)
+def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(answers):
+    """Streams and whole answers, short and long, in any order."""
+    profile, seen = Profile(), []
+    for tokens, speed, streamed in answers:
+        over = {"gen_ms": 1000.0 * (tokens - 1) / speed} if streamed else {"gen_ms": None}
+        more = {"total_ms": 1000.0 * tokens / speed, "prompt_ms": None, "prompt_tokens": None}
+        profile = learn(profile, outcome(gen_tokens=tokens, **over, **more), POLICY)
+        seen.append(speed)
+    if profile.gen.n:
+        assert min(seen) * 0.999 <= profile.gen.value <= max(seen) * 1.001
+    assert profile.gen.n <= len(answers)
 
 
 @pytest.mark.parametrize("result", [Result.CANCELLED, Result.FAULT, Result.OTHER])
