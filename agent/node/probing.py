@@ -55,21 +55,27 @@ class Probing:
         self._soon = asyncio.Event()
 
     def linked(self, peer: Id16, opened: bool) -> None:
-        """A link was made or lost: where connections to the peer led says little now."""
+        """A link was made or lost. With the last one went what connections to the peer ran over."""
         member = self._members().get(peer)
         if member is None:
             return
-        self._pool.drop(lambda owner: owner == member.node_id)
         if opened:
             self._reach.forget(member.node_id)
             self._tried_ms.pop(member.node_id, None)
             self._soon.set()
+        elif not self._is_linked(peer):
+            self._pool.drop(lambda owner: owner == member.node_id)
         self._targets.moved(member.node_id)
 
     def moved(self) -> None:
         """This host has other addresses: every way is another one."""
-        for member in self._members().values():
-            self.linked(member.id16, True)
+        nodes = {member.node_id for member in self._members().values()}
+        self._pool.drop(nodes.__contains__)
+        for node in nodes:
+            self._reach.forget(node)
+            self._targets.moved(node)
+        self._tried_ms.clear()
+        self._soon.set()
 
     async def run(self) -> None:
         """Look until cancelled."""

@@ -12,6 +12,8 @@ from tests.support.chaos.mesh import Mesh, meshed
 from tests.support.chaos.run import Run
 
 SEED = 1
+POOLS_FULL = 32
+"""As many requests at once as leave every pool of idle connections full: what comes later adds none."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +41,7 @@ async def mesh(run: Run, request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
     hosts = getattr(request.module, "HOSTS", ("a", "b", "c"))
     async with meshed(run.base, module[:8], hosts) as made:
         for name in made.nodes:
-            await made.burst(name, 12)
+            await made.burst(name, POOLS_FULL)
         await made.quiesce()
         await made.note_usage()
         yield made

@@ -158,10 +158,23 @@ async def test_a_new_link_starts_over_at_once(rig: Rig) -> None:
     await rig.look()
     rig.pool.outcome = "connection"
     rig.probing.linked(id16("beta"), True)
-    assert rig.pool.dropped == [True]
     assert rig.hand.reach.of(BETA) is None
     assert await rig.look() == 2
+    assert rig.pool.dropped == []
     rig.probing.linked(id16("stranger"), True)
+
+
+async def test_with_the_last_link_and_with_own_addresses_go_the_connections(rig: Rig) -> None:
+    rig.probing.linked(id16("beta"), False)
+    assert rig.pool.dropped == [], "another link is up"
+    rig.is_linked = False
+    rig.probing.linked(id16("beta"), False)
+    assert rig.pool.dropped == [True]
+    await rig.look()
+    rig.is_linked = True
+    rig.probing.moved()
+    assert rig.pool.dropped == [True, True]
+    assert await rig.look() == 1
 
 
 async def test_who_left_the_roster_is_forgotten(rig: Rig) -> None:
