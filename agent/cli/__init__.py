@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Final, Protocol, cast
 
 from agent import __version__
@@ -33,6 +34,7 @@ class Verb(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit status. Wrong usage and ``--help`` raise ``SystemExit``."""
+    _hold_standard_streams()
     words = sys.argv[1:] if argv is None else list(argv)
     args = parser(words[0] if words else "").parse_args(words)
     try:
@@ -73,6 +75,20 @@ def _guarded(verb: Verb, args: Namespace) -> int:
         return _fail(str(exc), Exit.UNREACHABLE)
     except Refused as exc:
         return _fail(f"refused: {exc}", Exit.FAILED)
+
+
+def _hold_standard_streams() -> None:
+    """Give those that whoever started this has closed to nobody: their numbers would go to the next files that are opened,
+    which whoever prints would write into, and which libuv aborts the process for."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")
 
 
 def _say_no_more() -> None:

@@ -50,6 +50,7 @@ class SqliteFile:
         self._aside = aside
         self._damaged = damaged
         self._db: sqlite3.Connection | None = None
+        self._opened_inode: tuple[int, int] | None = None
 
     def run(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """What ``act`` makes of the open file, which is replaced by an empty one first if it turns out to be damaged.
@@ -69,8 +70,11 @@ class SqliteFile:
 
     def _tried(self, act: Callable[[sqlite3.Connection], T]) -> T:
         try:
+            if self._db is not None and _inode(self._path) != self._opened_inode:
+                self.close()  # somebody has removed or replaced the file: what is written there is lost
             if self._db is None:
                 self._db = self._opened()
+                self._opened_inode = _inode(self._path)
             return act(self._db)
         except sqlite3.Error as fault:
             if not any(name_of(fault).startswith(name) for name in _WAITED_FOR):
@@ -152,6 +156,14 @@ def cause_of(fault: BaseException) -> str:
     if isinstance(fault, OSError) and fault.errno is not None:
         return errno.errorcode.get(fault.errno, str(fault.errno))
     return type(fault).__name__
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _version_at(path: Path) -> int | None:

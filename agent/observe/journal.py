@@ -97,7 +97,7 @@ class Journal:
         if self._cause is None:
             return None
         waiting = len(self._rows) + len(self._audit)
-        return f"{self._path} cannot be written ({self._cause}): {waiting} rows wait, {self.lost} are lost"
+        return f"{self._path} cannot be written ({self._cause}); rows that wait: {waiting}, lost: {self.lost}"
 
     def start(self) -> None:
         self._thread.start()

@@ -478,3 +478,11 @@ async def test_pipes_in_place_of_files_hold_up_neither_start_nor_end(tmp_path: P
     async with running(node):
         assert (await node.get("/v1/status"))["own"]["epoch"] >= 1
     assert all((node.state / name).is_file() for name in names[:3])
+
+
+@pytest.mark.parametrize("closed", ["0<&- 1>&- 2>&-", "1>&-", "2>&-"])
+async def test_a_starter_that_closes_the_standard_streams_harms_nothing(tmp_path: Path, closed: str) -> None:
+    node = a_node(tmp_path)
+    node.prefix = ("sh", "-c", f'exec "$@" {closed}', "sh")
+    async with running(node):
+        assert (await node.get("/v1/status"))["own"]["name"] == "alpha"

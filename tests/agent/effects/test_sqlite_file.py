@@ -140,6 +140,17 @@ def test_a_file_that_is_damaged_while_it_is_open_is_replaced(path: Path, told: T
     assert used(path, told, "select * from t") == [(1,)]
 
 
+def test_a_file_that_was_removed_under_it_is_begun_anew(path: Path, told: Told) -> None:
+    file = opened(path, told)
+    file.run(lambda db: db.executescript("insert into t values (1)"))
+    for each in path.parent.iterdir():
+        each.unlink()
+    file.run(lambda db: db.executescript("insert into t values (2)"))
+    file.close()
+    assert used(path, told, "select a from t") == [(2,)]
+    assert told.damaged == []
+
+
 @pytest.mark.parametrize("where", ["open", "not open"])
 def test_a_lock_is_for_the_caller_to_wait_for(
     path: Path, told: Told, where: str, monkeypatch: pytest.MonkeyPatch
