@@ -5,7 +5,6 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Final, Protocol, cast
 
 from agent import __version__
@@ -86,9 +85,9 @@ def _hold_standard_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")
+        sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _say_no_more() -> None:
