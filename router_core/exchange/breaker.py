@@ -59,6 +59,11 @@ class Breaker:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._open_until or self._trial else BreakerState.HALF_OPEN
 
+    @property
+    def is_on_trial(self) -> bool:
+        """A trial request is under way."""
+        return self._trial
+
     def dispatched(self, now: int) -> None:
         """A request leaves for the endpoint; when not closed, it is the trial."""
         if self._open_until is not None:
@@ -153,6 +158,10 @@ class Breakers:
     def last_fault_ms(self, endpoint: Endpoint) -> int | None:
         breaker = self._of.get(endpoint)
         return None if breaker is None else breaker.last_fault_ms
+
+    def is_on_trial(self, endpoint: Endpoint) -> bool:
+        breaker = self._of.get(endpoint)
+        return breaker is not None and breaker.is_on_trial
 
     def dispatched(self, endpoint: Endpoint, now: int) -> None:
         if (breaker := self._of.get(endpoint)) is not None:

@@ -54,6 +54,7 @@ class _Attempt:
     __slots__ = (
         "continued",
         "failure",
+        "is_doubted",
         "limits",
         "number",
         "overdue_at",
@@ -69,7 +70,7 @@ class _Attempt:
         self.number = number
         self.target = target
         self.state = State.DIALLING
-        self.redialled = self.continued = False
+        self.redialled = self.continued = self.is_doubted = False
         self.status: int | None = None
         self.failure: FailureClass | None = None
         self.refusal: str | None = None
@@ -213,6 +214,7 @@ class Exchange:
 
     def _look_for_spare(self, attempt: _Attempt) -> list[ev.Action]:
         attempt.spare_at = None
+        attempt.is_doubted = True
         if self._dispatches >= self._policy.attempts:
             return []
         tried = self._tried.union([each.target.endpoint for each in self._under_way()])
@@ -263,10 +265,14 @@ class Exchange:
         attempt.overdue_at = overdue_at = now + target.overdue_ms
         if target.first_byte_ms:
             attempt.limits[Cause.FIRST_BYTE] = now + target.first_byte_ms
+        if self._hedge is Hedge.OFF:
+            return
+        attempt.spare_at = overdue_at
         if self._hedge is Hedge.HUNG:
             attempt.spare_at = max(overdue_at, now + self._policy.hung_ms)
-        elif self._hedge is Hedge.OVERDUE:
-            attempt.spare_at = overdue_at
+        if self._until is not None:
+            third = max(self._policy.overdue_floor_ms, (self._until - now) // 3)
+            attempt.spare_at = min(attempt.spare_at, now + third)
 
     def _go_on(self, _event: ev.Continued, now: int) -> list[ev.Action]:
         attempt = self._now_at()
@@ -375,7 +381,7 @@ class Exchange:
         if self._others:
             self._current = other = self._others.pop()
             self.state = other.state
-            if other.state is State.AWAITING and other.overdue_at is None and other.spare_at is None:
+            if other.state is State.AWAITING and other.is_doubted and other.spare_at is None:
                 other.spare_at = now + self._policy.spare_retry_ms
             return []
         if self._dispatches >= self._policy.attempts or self._past_until(now):

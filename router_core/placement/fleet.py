@@ -43,6 +43,9 @@ class Breaking(Protocol):
     def last_fault_ms(self, endpoint: Endpoint) -> int | None:
         """When the endpoint last failed, boot ms; None if it never did."""
 
+    def is_on_trial(self, endpoint: Endpoint) -> bool:
+        """Whether a request is under way that shows if it can be used again."""
+
 
 class Room(Protocol):
     """Where requests wait while everybody is full, as far as choosing needs it."""
@@ -69,6 +72,9 @@ class NoBreakers:
 
     def last_fault_ms(self, endpoint: Endpoint) -> int | None:
         return None
+
+    def is_on_trial(self, endpoint: Endpoint) -> bool:
+        return False
 
 
 class Live(Struct, frozen=True, kw_only=True):

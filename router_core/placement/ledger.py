@@ -70,10 +70,6 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def holds(self, endpoint: Endpoint) -> bool:
-        """True while a request of ours is under way at ``endpoint``, covered or not."""
-        return any(entry.endpoint == endpoint for entry in self._entries.values())
-
     def reserve(self, choice: Choice, now: int, rtt_ms: int = 1) -> Reservation:
         """Book the work of a chosen row, in the same step as the decision."""
         self._seq = seq = self._seq + 1

@@ -1,8 +1,8 @@
 """What becomes of a request that the fleet has no room for: shed, held, or refused, and when to ask again.
 
 Rules: only ``background`` is ever shed, before it was held or dispatched, by a lot that its seed draws; a request is
-held exactly if some row would serve it but for being full, by its record or its own word, whatever failed it before; when to ask again is told by the
-rows that alone are in the way. Refuses to rank rows, and to keep what is held.
+held exactly if some row would serve it but for being full, by its record or its own word, or is just being tried after
+failures, whatever failed it before; when to ask again is told by the rows that alone are in the way. Refuses to rank rows, and to keep what is held.
 """
 
 from hashlib import blake2b
@@ -14,13 +14,12 @@ from router_core.placement.estimates import waiting_s
 from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.request import PlacementRequest, RequestClass
-from router_core.placement.survey import Survey
+from router_core.placement.survey import FULL, Survey
 from router_core.policy.placement import PlacementPolicy
 
 _LOTS = 2.0**64
 _PASSING = frozenset({Reason.BREAKER_OPEN, Reason.DOES_NOT_FIT, Reason.PRESSURE, Reason.QUEUE_FULL})
 """What keeps a row out until some of its work is done, as far as anybody can tell."""
-_FULL = frozenset({Reason.QUEUE_FULL, Reason.REFUSED})
 _BACKGROUND = RequestClass.BACKGROUND
 
 
@@ -45,7 +44,15 @@ def without_row(
     """What is done if no row is left, and why."""
     if seen.invalid:
         return Action.REJECT, Reason.MODEL_NAME_INVALID, None
-    full = [gone for gone in seen.excluded if gone.reason in _FULL and gone.row.key not in request.tried]
+    full = [gone for gone in seen.excluded if gone.reason in FULL and gone.row.key not in request.tried]
+    if not full and (breakers := fleet.breakers) is not None:
+        full = [
+            gone
+            for gone in seen.excluded
+            if gone.reason is Reason.BREAKER_OPEN
+            and gone.row.key not in request.tried
+            and breakers.is_on_trial(gone.row.key)
+        ]
     if not full:
         return Action.REJECT, max(seen.counts, key=_order, default=Reason.MODEL_ABSENT), None
     need, reason = seen.need, min([gone.reason for gone in full], key=_order)

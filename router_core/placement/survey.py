@@ -23,6 +23,9 @@ from router_core.placement.spill import price_of, spill_cost, spills
 from router_core.placement.weighing import Scored, Weighing
 from router_core.policy.placement import PlacementPolicy
 
+FULL = frozenset({Reason.QUEUE_FULL, Reason.REFUSED})
+"""Rows that are worth waiting for: they would serve but for being full, by their record or their own word."""
+
 
 class Survey(Struct, frozen=True, gc=False, kw_only=True):
     """What is known before choosing. ``scored`` are in the running, ``reserves`` back them up, ``cut`` rows passed the
@@ -141,11 +144,11 @@ def _probed(
     policy: PlacementPolicy,
     now: int,
 ) -> tuple[list[Scored], tuple[Exclusion, ...]]:
-    """If open breakers are all that is in the way, the least recently failed row, one request at a time; and the
-    exclusions without it."""
+    """If nothing is left and nobody is merely full, the least recently failed row behind an open breaker, one request at a
+    time; and the exclusions without it."""
     opened = [gone for gone in excluded if gone.reason is Reason.BREAKER_OPEN]
-    if any(gone.reason.order > Reason.BREAKER_OPEN.order for gone in excluded) or any(
-        ledger.holds(gone.row.key) for gone in opened
+    if any(gone.reason in FULL for gone in excluded) or any(
+        breakers.is_on_trial(gone.row.key) for gone in opened
     ):
         return [], excluded
     for gone in sorted(opened, key=lambda gone: (breakers.last_fault_ms(gone.row.key) or 0, gone.row.key)):

@@ -20,8 +20,9 @@ class ExchangePolicy:
 
     ``attempts`` counts dispatches that an engine may have begun to work on. Others are not counted, as nothing was lost
     but time: ``spared`` connections that failed, bodies that nobody asked for, and answers that only decline; and up to
-    ``refusals`` by peers' ingresses. A second attempt is made beside one that is overdue and got no byte for ``hung_ms``,
-    and if nobody has a free place then, it is looked for again every ``spare_retry_ms``.
+    ``refusals`` by peers' ingresses. A second attempt is made beside one that is overdue and got no byte for ``hung_ms``, or
+    however long that was expected to take in a third of the time that is left; if nobody has a free place then, it is
+    looked for again every ``spare_retry_ms``.
     """
 
     attempts: int = 3

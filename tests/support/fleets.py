@@ -127,7 +127,8 @@ def a_fleet(
 class Broken:
     """Breakers of some endpoints: 1 half-open, 2 open; those named first failed first."""
 
-    def __init__(self, **states: int) -> None:
+    def __init__(self, on_trial: str = "", **states: int) -> None:
+        self.on_trial = on_trial
         self._states = {a_row(name).key: state for name, state in states.items()}
         self._order = list(self._states)
 
@@ -139,6 +140,9 @@ class Broken:
 
     def last_fault_ms(self, endpoint: str) -> int | None:
         return self._order.index(endpoint) if endpoint in self._states else None
+
+    def is_on_trial(self, endpoint: str) -> bool:
+        return bool(self.on_trial) and endpoint == a_row(self.on_trial).key
 
 
 def a_ledger() -> Ledger:

@@ -354,6 +354,17 @@ class Hedged(Run):
         self.tell(ev.Connected(attempt=2))
 
 
+def test_no_prediction_keeps_a_second_attempt_from_being_made_while_there_is_time() -> None:
+    run = Run(hedge=Hedge.HUNG, until_ms=900_000)
+    endless = ev.Target(endpoint=key("a"), peer=False, connect_ms=2_000, overdue_ms=10**9)
+    run.tell(ev.Decided(target=endless))
+    run.tell(ev.Connected(attempt=1))
+    assert run.machine.deadline == 300_000
+    assert kinds(run.tell(ev.TimePassed(), at=300_000)) == ["Decide"]
+    hurried = Run(hedge=Hedge.HUNG, until_ms=45_000).sent()
+    assert "Decide" in kinds(hurried.tell(ev.TimePassed(), at=15_000))
+
+
 def test_a_hung_attempt_gets_a_second_one_beside_it_within_a_minute() -> None:
     run = Hedged()
     assert run.began <= 60_000

@@ -219,10 +219,9 @@ class Plain:
         breakers, self.breakers = self.breakers, None
         assert breakers is not None
         opened = [row for row in rows if told.excluded[row.key, row.model] is Reason.BREAKER_OPEN]
-        ledger = self.fleet.live.ledger
-        if any(reason.order > Reason.BREAKER_OPEN.order for reason in told.excluded.values()):
+        if any(reason in (Reason.QUEUE_FULL, Reason.REFUSED) for reason in told.excluded.values()):
             return
-        if any(ledger.holds(row.key) for row in opened):
+        if any(breakers.is_on_trial(row.key) for row in opened):
             return
         for row in sorted(opened, key=lambda row: (breakers.last_fault_ms(row.key) or 0, row.key)):
             if self.first_filter(row) is None:

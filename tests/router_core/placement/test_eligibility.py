@@ -5,9 +5,11 @@ from msgspec.structs import replace
 
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Live
+from router_core.placement.hold import Hold
 from router_core.placement.reasons import EXCLUSIONS, Action, Reason
 from router_core.placement.replay import replay
 from router_core.placement.request import Hints, Locality
+from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
 from tests.support.fleets import (
     GIB,
@@ -120,20 +122,41 @@ def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort():
     assert chosen_node(decided(a_request(), a_fleet(a_row("a"), live=live))) == "a"
 
 
-def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed():
-    ledger = a_ledger()
-    live = Live(ledger=ledger, breakers=Broken(b=2, a=2))
+def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed_and_the_others_wait_for_it():
+    breakers = Broken(b=2, a=2)
+    live = Live(ledger=a_ledger(), breakers=breakers, hold=Hold(PlacementPolicy()))
     fleet = a_fleet(a_row("a", tg=500), a_row("b"), live=live)
     probe = decided(a_request(), fleet)
     assert (chosen_node(probe), probe.reason) == ("b", Reason.DEGRADED)
     assert probe.record.degraded == ("probe",)
     assert probe.record.excluded_counts == {"breaker_open": 1}
-    seq = ledger.reserve(probe.chosen, NOW).seq
+    breakers.on_trial = "b"
     waiting = decided(a_request(request_id="r2"), fleet)
-    assert (waiting.reason, waiting.reason.status) == (Reason.BREAKER_OPEN, 503)
-    ledger.fail(seq)
+    assert (waiting.action, waiting.reason, waiting.reason.status) == (Action.QUEUE, Reason.BREAKER_OPEN, 503)
+    breakers.on_trial = ""
     assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "b"
     assert chosen_node(decided(after_failure(a_request(), probe.chosen.endpoint), fleet)) == "a"
+
+
+def test_other_work_under_way_behind_an_open_breaker_keeps_no_probe_waiting():
+    ledger = a_ledger()
+    live = Live(ledger=ledger, breakers=Broken(a=2))
+    fleet = a_fleet(a_row("a"), live=live)
+    probe = decided(a_request(), fleet)
+    ledger.reserve(probe.chosen, NOW)
+    assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "a"
+
+
+def test_what_cannot_serve_anyway_keeps_nobody_from_a_probe():
+    live = Live(ledger=a_ledger(), breakers=Broken(a=2))
+    for other in (
+        a_row("b", draining=True),
+        a_row("b", dialects=int(Dialect.RERANK)),
+        a_row("b", resident=False, loadable=False),
+    ):
+        assert chosen_node(decided(a_request(), a_fleet(a_row("a"), other, live=live))) == "a"
+    tried = after_failure(a_request(), a_row("b").key)
+    assert chosen_node(decided(tried, a_fleet(a_row("a"), a_row("b"), live=live))) == "a"
 
 
 def test_a_probe_still_passes_every_other_filter():

@@ -39,6 +39,9 @@ class OneOpen:
     def last_fault_ms(self, endpoint: str) -> int | None:
         return 1 if endpoint == self._endpoint else None
 
+    def is_on_trial(self, endpoint: str) -> bool:
+        return False
+
 
 BASE, OTHER_BASE = b"base-one", b"base-two"
 DOWN = {"down": "engine"}
