@@ -17,7 +17,8 @@ GROUP: Final = "pairmesh"
 _SO_PEERGROUPS: Final = getattr(socket, "SO_PEERGROUPS", 59)
 _UCRED: Final = struct.Struct("3i")
 _GID: Final = struct.Struct("I")
-_GROUPS_READ: Final = 1_024
+_GROUPS_READ: Final = 256
+"""Python reads no option of more than 1,024 bytes; of somebody in more groups only the primary one counts."""
 
 
 class Peer(Struct, frozen=True, kw_only=True):

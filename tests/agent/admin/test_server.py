@@ -5,6 +5,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -224,6 +226,17 @@ def test_the_kernel_tells_who_is_at_the_other_end() -> None:
     assert peer is not None
     assert (peer.pid, peer.uid) == (os.getpid(), ME)
     assert {os.getegid(), *os.getgroups()} <= peer.gids
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process other groups")
+@pytest.mark.parametrize("more", [[], list(range(70_000, 70_255))])
+def test_the_kernel_tells_the_supplementary_groups_of_who_is_at_the_other_end(more: list[int]) -> None:
+    asks = "import socket; from agent.admin.peercred import peer_of; print(*peer_of(socket.socketpair()[0]).gids)"
+    done = subprocess.run(
+        [sys.executable, "-c", asks], capture_output=True, text=True, check=True, extra_groups=[64_999, *more]
+    )
+    told = {int(gid) for gid in done.stdout.split()}
+    assert told >= {64_999, *more}
 
 
 @pytest.mark.parametrize(
