@@ -53,7 +53,7 @@ class Admittance:
     """Counts of one daemon; ``most`` is how many sockets its listeners may hold together."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most if most is not None else _descriptors() - DESCRIPTOR_RESERVE
+        self._most = most if most is not None else _room(_descriptors())
         self._half_open: dict[Port, dict[HalfOpen, None]] = {port: {} for port in Port}
         self._live: dict[tuple[Port, Id16], set[asyncio.Transport]] = {}
         self._open: Counter[Port] = Counter()
@@ -157,6 +157,11 @@ class Admittance:
 
 Refused = Callable[[Port, Refusal], None]
 """Told of each connection refused; must return at once."""
+
+
+def _room(descriptors: int) -> int:
+    """Of few descriptors the reserve leaves members a part all the same."""
+    return max(descriptors - DESCRIPTOR_RESERVE, descriptors // 4)
 
 
 def _descriptors() -> int:

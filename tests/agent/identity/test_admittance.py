@@ -1,6 +1,7 @@
 """How many connections are let in, per member and per port."""
 
 import asyncio
+import resource
 
 import pytest
 
@@ -130,3 +131,11 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
     crowd.admittance.end(begun)
     crowd.admittance.end(begun)
     assert crowd.admittance.pending == 0
+
+
+@pytest.mark.threat("T21")
+@pytest.mark.parametrize("descriptors", [32, 60, 1_024])
+def test_members_get_in_however_few_descriptors_a_host_allows(monkeypatch, descriptors):
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (descriptors, descriptors))
+    admittance = Admittance()
+    assert [admittance.saturated(port) for port in Port] == [None] * len(Port)

@@ -1,6 +1,7 @@
 """The trace file: whole lines of ids and numbers, and no reason for a daemon to stop."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,4 +49,16 @@ def test_a_file_that_cannot_be_opened_is_a_refusal_to_start(tmp_path: Path) -> N
 def test_a_disk_that_is_full_ends_the_trace_and_nothing_else() -> None:
     trace = Trace(Path("/dev/full"), SystemClock())
     trace.records([change(1)])
+    trace.close()
+
+
+def test_a_pipe_that_nobody_empties_ends_the_trace_and_holds_up_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RefuseToStart, match="--trace"):
+        Trace(tmp_path / "pipe", SystemClock())
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    trace = Trace(tmp_path / "pipe", SystemClock())
+    for number in range(5_000):
+        trace.records([change(number)])
+    os.close(reader)
     trace.close()
