@@ -259,6 +259,11 @@ class Assembly:
             f"{self.folders.state}: {what} cannot be stored ({cause})"
             for what, cause in self.mesh.driver.unstored.items()
         ]
+        if (gone := self.mesh.own.missing) is not None:
+            told.append(
+                f"a listener is bound to {gone}, which this host does not have any more: correct mesh.listen and "
+                'ingress.listen, or leave the address out (":7433"), and restart'
+            )
         return (*self.faults, *broken, *told, *self.reloading.faults)
 
     def _heard(self, changes: Sequence[ViewChange]) -> None:

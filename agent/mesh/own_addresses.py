@@ -164,6 +164,12 @@ class OwnAddresses:
         mesh = self._listens[0]
         return ip in self.all if mesh.source is None else ip == mesh.ip
 
+    @property
+    def missing(self) -> IpAddress | None:
+        """The one address that a listener is bound to, if this host does not have it any more."""
+        bound = [listen.ip for listen in self._listens if listen.source is not None and listen.ip is not None]
+        return next((ip for ip in bound if not ip.is_loopback and ip not in self.all), None)
+
     def look(self) -> bool:
         """Read them anew; True if any came, went or changed its rank. Blocks for milliseconds."""
         return self._take(self._read())

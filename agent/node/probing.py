@@ -1,5 +1,6 @@
-"""Trying members' ingresses before requests need them: one connection into the pool when a link is made, another look
-when none was used for a while, and repeated ones at what cannot be reached."""
+"""Trying members' ingresses before requests need them: to whom a link leads, a connection is kept in the pool, made anew
+when it was idle for too long or died, as it does within seconds behind a firewall; what cannot be reached is tried again
+and again."""
 
 import asyncio
 import contextlib
@@ -19,9 +20,7 @@ from router_core.record.state import Role
 
 TICK_S: Final = 1.0
 AGAIN_MS: Final = 5_000
-"""How often what cannot be reached is tried."""
-FRESH_MS: Final = 60_000
-"""How long a connection that stood says that others will."""
+"""How often one member is tried at most."""
 AT_ONCE: Final = 4
 
 _ALIVE: Final = frozenset({Liveness.FRESH, Liveness.LATE, Liveness.SUSPECT})
@@ -103,8 +102,7 @@ class Probing:
             return False
         if self._reach.of(node) is not None:
             return self._targets.liveness(node) in _ALIVE
-        reached_ms = self._reach.reached_ms(node)
-        return self._is_linked(member.id16) and (reached_ms is None or now - reached_ms >= FRESH_MS)
+        return self._is_linked(member.id16) and not self._pool.open_to(node)
 
     def _try(self, node: NodeId) -> None:
         if not self._targets.has_told(node):

@@ -216,6 +216,14 @@ def test_every_address_is_the_nodes_own_unless_it_listens_at_one_alone() -> None
     assert ip_address("172.17.0.1") not in literal
 
 
+def test_a_literal_address_that_the_host_lost_is_missed() -> None:
+    literal = Listen(ip=ip_address("192.168.1.5"), port=7434)
+    assert own(network(ETH), ANY, literal).missing is None
+    assert own(network(LO), ANY, literal).missing == ip_address("192.168.1.5")
+    assert own(network(LO)).missing is None
+    assert own(network(), Listen(ip=ip_address("127.0.0.7"), port=1024)).missing is None
+
+
 def test_at_most_eight_are_told() -> None:
     many = [(Interface(name=f"eth{n}", kind=""), f"10.{n}.0.1") for n in range(20)]
     assert len(own(network(*many)).ips) == limits.ADDRESSES
