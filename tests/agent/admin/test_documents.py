@@ -15,6 +15,8 @@ from router_core.record.state import (
     ModelState,
     ProfileFacts,
     ResidentModel,
+    ResourceCode,
+    ResourceLevel,
     Role,
     Software,
     Static,
@@ -151,6 +153,19 @@ def test_positions_without_a_matching_static_are_not_read() -> None:
     assert doc.residents == ()
     assert doc.in_flight is None
     assert doc.level == "elevated"
+
+
+def test_a_high_level_names_the_resources_behind_it() -> None:
+    resources = (
+        ResourceLevel(code=ResourceCode.MEMORY, level=Level.CRITICAL, score_c=90),
+        ResourceLevel(code=ResourceCode.CPU, level=Level.HIGH, score_c=80),
+        ResourceLevel(code=ResourceCode.GPU_TIME, level=Level.CRITICAL, score_c=90),
+        ResourceLevel(code=ResourceCode.GPU_TIME, level=Level.CRITICAL, score_c=91),
+    )
+    pressed = Volatile(level=Level.CRITICAL, resources=resources)
+    assert member_doc(node(1, "a", volatile=pressed), None, 1_000).pressed == ("memory", "gpu time")
+    calm = Volatile(level=Level.ELEVATED, resources=resources)
+    assert member_doc(node(1, "a", volatile=calm), None, 1_000).pressed == ()
 
 
 def test_codes_of_a_later_version_read_as_unknown() -> None:

@@ -88,6 +88,23 @@ def test_a_member_that_is_shunned_is_told_with_the_reason_and_the_end() -> None:
     )
 
 
+def test_members_of_one_name_are_pointed_out() -> None:
+    twins = [replace(member("ubuntu", each), label=f"ubuntu~{each * 4}") for each in "bc"]
+    odd = said(list(findings.members(with_members(*twins))), Health.ODD)
+    assert odd.startswith(
+        "2 are called ubuntu, @ubuntu~bbbb, @ubuntu~cccc in full: @name in a hint means all of them"
+    )
+    assert "are called" not in said(list(findings.members(with_members(twins[0]))), Health.ODD)
+
+
+def test_lost_lines_of_the_log_and_what_waits_for_a_restart_are_odd() -> None:
+    told = status()
+    own = replace(told.own, log_lines_lost=1_200, waits_for_restart=("api.hosts",))
+    odd = said(list(findings.own_node(replace(told, own=own))), Health.ODD)
+    assert "1,200 log lines lost since it started" in odd
+    assert "api.hosts: the file says another value by now" in odd
+
+
 def test_a_last_introducer_is_warned_of() -> None:
     plain = replace(member("borg", "b"), roles=("node",))
     assert "fewer than two introducers" in said(list(findings.members(with_members(plain))), Health.ODD)

@@ -54,6 +54,21 @@ def test_what_is_not_well_is_shown() -> None:
     ]
 
 
+def test_nodes_of_one_name_and_the_cause_of_a_level_can_be_told() -> None:
+    twins = [replace(member("ubuntu", each), label=f"ubuntu~{each * 4}") for each in "ab"]
+    rows = nodes_table(
+        [replace(twins[0], me=True), replace(twins[1], level="high", pressed=("memory", "vram"))]
+    )
+    assert re.split(r"\s{2,}", rows[1])[0] == "ubuntu~aaaa*"
+    assert re.split(r"\s{2,}", rows[2])[:4] == ["ubuntu~bbbb", "fresh", "0.40 s", "high (memory, vram)"]
+
+
+def test_what_waits_for_a_restart_is_said() -> None:
+    told = status()
+    waiting = replace(told, own=replace(told.own, waits_for_restart=("api.hosts", "name")))
+    assert "\nwaits for a restart: api.hosts, name (see pairmesh config show)\n" in status_text(waiting)
+
+
 def test_a_way_too_short_to_be_measured_is_not_none() -> None:
     near = replace(member("borg", "b"), link=LinkDoc(state="up", rtt_ms=0))
     assert nodes_table([near])[1].endswith("up (under 1 ms)")
