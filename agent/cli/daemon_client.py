@@ -108,8 +108,9 @@ def _advice(path: Path, exc: Exception) -> str:
         case FileNotFoundError() if path == SERVICE.admin_socket:
             return f"no daemon: the service is installed, but there is no {path}. See 'systemctl status pairmesh'"
         case FileNotFoundError():
+            service = " or 'systemctl start pairmesh'" if SERVICE.state.is_dir() else ""
             return (
-                f"no daemon: there is no {path}, and no service at {SERVICE.runtime}. Start one with 'pairmesh run', "
+                f"no daemon: there is no {path}, and no service at {SERVICE.runtime}. Start one with 'pairmesh run'{service}, "
                 "or, if it runs with other folders, set STATE_DIRECTORY and RUNTIME_DIRECTORY as it has them"
             )
         case ConnectionRefusedError():

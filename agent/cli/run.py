@@ -29,7 +29,7 @@ LOG_LEVELS: Final = {known.name.lower(): known for known in Severity}
 
 def declare(parser: ArgumentParser) -> None:
     parser.description = (
-        "Run the daemon until SIGTERM or SIGINT. Settings come from pairmesh.toml in the config folder; a flag\n"
+        "Run the daemon until SIGTERM, SIGINT or the end of its terminal; SIGHUP has files read again. Settings come from pairmesh.toml in the config folder; a flag\n"
         "beats the file. Folders come from STATE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY,\n"
         "else from the XDG variables or their defaults. PAIRMESH_LOG names the least severity that is logged:\n"
         "debug, info (if it is not set), warning or error."

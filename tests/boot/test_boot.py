@@ -18,7 +18,7 @@ import pytest
 from tests.boot.container import Container, opened
 from tests.boot.tree import NotHere, checkout, commit_before, tree, wheels
 
-pytestmark = [pytest.mark.boot, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.boot, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = "pairmesh.service"
@@ -266,6 +266,30 @@ def test_no_call_that_the_unit_denies_is_made_from_start_to_end(machine: Contain
         "ExecMainStatus": "0",
         "NRestarts": "0",
     }
+
+
+def test_it_starts_with_every_drop_in_that_is_shipped(machine: Container) -> None:
+    text = {path.name: path.read_text() for path in (ROOT / "systemd" / "drop-ins").iterdir()}
+    (encrypt,) = re.findall(r"^# +(systemd-creds encrypt .*)$", text["credentials.conf"], re.MULTILINE)
+    machine.run("sh", "-c", f"mkdir -p /etc/credstore.encrypted && echo secret | {encrypt}")
+    for name, lines in text.items():
+        machine.write(f"/run/systemd/system/{UNIT}.d/{name}", lines)
+    try:
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "restart", UNIT)
+        assert len(show(machine, "DropInPaths")["DropInPaths"].split()) == len(text)
+        pid = show(machine, "MainPID")["MainPID"]
+        given = machine.run(
+            "sh", "-c", f"tr '\\0' '\\n' </proc/{pid}/environ | sed -n s/^CREDENTIALS_DIRECTORY=//p"
+        ).stdout.strip()
+        assert machine.run("cat", f"{given}/vllm-key").stdout == "secret\n"
+        assert chats(machine).stdout.startswith("200\n")
+    finally:
+        machine.run(
+            "sh",
+            "-c",
+            f"rm /run/systemd/system/{UNIT}.d/*; systemctl daemon-reload; systemctl restart {UNIT}",
+        )
 
 
 def test_the_watchdog_restarts_a_daemon_that_stands_still(machine: Container) -> None:
