@@ -30,13 +30,25 @@ from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
 
+LOOK_EVERY_MS = 500.0
+"""How often it is looked whether an attempt without a sign of life could go elsewhere."""
 _LOST_PEERS = (Liveness.GONE, Liveness.LEFT, Liveness.REMOVED)
 
 
 class Leg(Attempt):
     """One attempt: its notes, its connection, and what it hears from there."""
 
-    __slots__ = ("courier", "dialling", "number", "place", "routed", "suspect", "upstream", "watch")
+    __slots__ = (
+        "courier",
+        "dialling",
+        "look_ms",
+        "number",
+        "place",
+        "routed",
+        "suspect",
+        "upstream",
+        "watch",
+    )
 
     def __init__(
         self, courier: "Courier", number: int, routed: Routed, place: Place | None, dispatched_ms: float
@@ -49,6 +61,7 @@ class Leg(Attempt):
         self.upstream: UpstreamConnection | None = None
         self.dialling: asyncio.Task[Any] | None = None
         self.suspect = False
+        self.look_ms = 0.0
         self.watch = Watch()
 
     def abort(self) -> None:
@@ -289,9 +302,12 @@ class Courier:
                 self.hear(ev.EndpointDoubtful(attempt=leg.number))
                 return
             cause = Cause.SILENT
+        if self.tick() < leg.look_ms:
+            return
+        leg.look_ms = self._now + LOOK_EVERY_MS
         tried = frozenset([*self._machine.tried, *[each.routed.at for each in self._legs]])
         if len(self._legs) == 1 and not self._choosing.has_other(
-            tried=tried, refused=self._machine.refused, now=int(self.tick())
+            tried=tried, refused=self._machine.refused, now=int(self._now)
         ):
             return
         if cause is Cause.SILENT:

@@ -241,7 +241,8 @@ class Exchange:
 
     def _doubtful(self, _event: ev.EndpointDoubtful, _now: int) -> list[ev.Action]:
         attempt = self._now_at()
-        if self._hedge is Hedge.OFF or self._others or attempt.state is not State.AWAITING:
+        waits = attempt.is_doubted and attempt.spare_at is not None
+        if self._hedge is Hedge.OFF or self._others or attempt.state is not State.AWAITING or waits:
             return []
         return self._look_for_spare(attempt)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.support import llama, tiny_gguf
 from tests.support.cluster import wait_for
 from tests.support.field import Endpoint, OpenAiEngine, Reply, chat, mesh, served_by
 
@@ -174,3 +175,30 @@ async def test_ten_minutes_without_a_byte_are_served_and_a_hang_with_living_heal
         assert hung.count() == asked + 1
         assert (served_by(saved), saved.headers["x-pairmesh-attempts"]) == ("beta", "2")
         assert saved.seconds < 62.0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_twelve_whole_answers_at_two_slots_of_a_real_engine_lose_nothing_however_deaf_it_is(
+    tmp_path: Path,
+) -> None:
+    """ggml-org/llama.cpp#20684: llama-server answers no question while all that serves HTTP in it holds requests."""
+    try:
+        llama.find_binary()
+    except llama.LlamaUnavailable as why:
+        pytest.skip(str(why))
+    model = tmp_path / "mid.gguf"
+    tiny_gguf.write_model(model, size_mb=40, name="mid")
+    with llama.running(llama.single(model, alias="mid"), tmp_path / "llama.log") as engine:
+        async with mesh(
+            tmp_path, alpha=[Endpoint(url=engine.url, engine="llamacpp", extra="max_queue = 16\n")], beta=[]
+        ) as cluster:
+            alpha, beta = cluster["alpha"], cluster["beta"]
+            await taught(alpha, beta, model="mid")
+            asked = [
+                chat(node, "mid", max_tokens=600, within_s=250) for node in (alpha, beta) for _ in range(6)
+            ]
+            replies = await asyncio.gather(*asked)
+            assert [reply.status for reply in replies] == [200] * 12
+            assert {reply.body["usage"]["completion_tokens"] for reply in replies} == {600}
+            assert max(reply.seconds for reply in replies) > 10.0

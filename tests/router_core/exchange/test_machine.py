@@ -435,6 +435,17 @@ def test_an_endpoint_that_is_doubted_gets_a_second_attempt_at_once_unless_that_i
     assert Run().sent().tell(ev.EndpointDoubtful(attempt=1)) == []
 
 
+def test_a_doubt_that_is_told_again_and_again_asks_for_a_free_place_no_more_often_than_every_few_seconds() -> (
+    None
+):
+    run = Run(hedge=Hedge.HUNG).sent()
+    assert kinds(run.tell(ev.EndpointDoubtful(attempt=1))) == ["Decide"]
+    run.tell(ev.NoSpare())
+    for at in range(0, POLICY.spare_retry_ms, 100):
+        assert run.tell(ev.EndpointDoubtful(attempt=1), at=at) == []
+    assert kinds(run.tell(ev.TimePassed(), at=POLICY.spare_retry_ms)) == ["Decide"]
+
+
 def test_the_deadline_and_the_client_end_all_attempts_under_way() -> None:
     late = Hedged(until_ms=100_000).tell(ev.TimePassed(), at=100_000)
     assert kinds(late) == ["CancelUpstream", "EndAttempt", "CancelUpstream", "EndAttempt", "Reply"]
