@@ -12,6 +12,7 @@ from functools import partial
 from ipaddress import ip_address
 
 from agent.effects.racing import first_of
+from agent.effects.descriptors import OUT_OF_DESCRIPTORS
 from agent.relay.accept import keep_watch
 from agent.relay.ports import Admits
 from agent.relay.upstream import Options, Target, UpstreamConnection
@@ -191,6 +192,8 @@ class Pool:
 
 
 def _cause_of(exc: OSError) -> Cause:
+    if exc.errno in OUT_OF_DESCRIPTORS:
+        return Cause.POOL_FULL
     if isinstance(exc, ConnectionRefusedError):
         return Cause.CONNECT_REFUSED
     if isinstance(exc, ssl.SSLCertVerificationError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from agent.relay.pool import ConnectFailed, Pool
 from agent.relay.upstream import Options, Target
 from router_core import limits
-from router_core.exchange.failure import Cause
+from router_core.exchange.failure import OWN, Cause
 from tests.support.until import until
 from tests.support.vouched import Vouched
 
@@ -236,3 +237,20 @@ async def test_a_caller_that_gives_up_leaves_nothing_open(ways: Ways) -> None:
         assert pool.open_connections == 0
         await until(lambda: all(got[0].transport.is_closing() for got in ways.got.values()))
         assert ways.told == []
+
+
+@pytest.mark.threat("T21")
+async def test_a_lack_of_descriptors_is_no_fault_of_whom_it_kept_from_being_reached() -> None:
+    class Full:
+        """An event loop of a process that may open nothing more."""
+
+        async def create_connection(self, *_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    pool = Pool(Full())  # type: ignore[arg-type]
+    with pytest.raises(ConnectFailed) as failed:
+        await pool.connect(
+            Target("engine", "127.0.0.1", 9), Options(idle_ms=0, idle_most=0, most=1, off_host=False)
+        )
+    assert failed.value.cause in OWN
+    assert pool.open_connections == 0
