@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from ipaddress import ip_address
 
-from agent.effects.racing import first_of
 from agent.effects.descriptors import OUT_OF_DESCRIPTORS
+from agent.effects.racing import first_of
 from agent.relay.accept import keep_watch
 from agent.relay.ports import Admits
 from agent.relay.upstream import Options, Target, UpstreamConnection
