@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from agent.admin.documents import StatusDoc
 from agent.admin.questions import ExplainBody
 from router_core.placement.hints import HintFault
@@ -23,6 +25,12 @@ class VerbRefused(Exception):
         super().__init__(code)
         self.code = code
         self.detail = detail
+
+
+class NoRoute(Struct, frozen=True, kw_only=True):
+    """A request that cannot be made, as the API has no route for it."""
+
+    detail: str
 
 
 class Status(Protocol):
@@ -50,7 +58,7 @@ class Decisions(Protocol):
 class DryRuns(Protocol):
     """Decisions that nobody carries out."""
 
-    def explain(self, asked: ExplainBody) -> DecisionRecord | HintFault:
+    def explain(self, asked: ExplainBody) -> DecisionRecord | HintFault | NoRoute:
         """What would be decided now. Reserves, keeps and counts nothing."""
 
     def replay(self, record: DecisionRecord, policy: PlacementPolicy | None) -> DecisionRecord:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agent.admin.guard import Refusal
-from agent.admin.ports import Decisions, DryRuns, Exposition, Status, VerbRefused, Verbs
+from agent.admin.ports import Decisions, DryRuns, Exposition, NoRoute, Status, VerbRefused, Verbs
 from agent.admin.questions import UNREADABLE, ExplainBody, ReplayBody, read_body
 from agent.observe.capture import report_crash
 from agent.observe.log import Log
@@ -110,6 +110,8 @@ class Routes:
         if isinstance(asked, tuple):
             return _faulty(Refusal.BODY.code, asked)
         found = self._dry_runs.explain(asked)
+        if isinstance(found, NoRoute):
+            return _faulty("route_unknown", (f"dialect: {found.detail}",))
         if isinstance(found, HintFault):
             return _faulty(Reason.HINT_MALFORMED.value, (f"{found.hint}: {found.detail}",))
         return _json(found)

@@ -61,6 +61,7 @@ class PlacementRooms:
             policy=self.policy,
             live=Live(
                 ledger=self.ledger,
+                started_ms=clock.boot_ms(),
                 breakers=self.breakers,
                 hold=self.hold,
                 suspects=self.lateness.suspects,

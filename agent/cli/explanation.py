@@ -51,6 +51,7 @@ DRAWN: Final = "it was drawn among those that cost least by their estimates"
 REFUSALS: Final = {
     Reason.HINT_MALFORMED: "a hint that narrows the choice could not be understood",
     Reason.MODEL_NAME_INVALID: "the model's name is not a valid one",
+    Reason.STARTING: "this node has just started, and who has the model was not heard yet",
     Reason.SHED: "all rows are so busy that background work is turned away",
 }
 AGAINST: Final = {
@@ -60,7 +61,7 @@ AGAINST: Final = {
     "pressure": "under more pressure",
     "speed": "slower overall",
     "spill": "outside the mesh, at a price",
-    "adj": "no bonus from hint or session, or a looser match",
+    "adj": "no bonus from hint or session, a looser match, or a context that may be too small",
     "draw": "as good: the draw went the other way",
 }
 DETAILS: Final = {
@@ -186,7 +187,12 @@ def _asked(record: DecisionRecord) -> str:
 
 def _chosen(record: DecisionRecord) -> Iterator[str]:
     if record.action is Action.QUEUE:
-        yield f"held ({record.reason.value}): no row has room for its class, so it waits for room in the router"
+        why = (
+            "this node has just started, so it waits for members that were not heard yet"
+            if record.reason is Reason.STARTING
+            else "no row has room for its class, so it waits for room in the router"
+        )
+        yield f"held ({record.reason.value}): {why}"
         return
     if record.chosen is None:
         said = (

@@ -35,6 +35,10 @@ def request_of(asked: Asked, hints: Hints, session: bytes | None, pin: Pin | Non
         caller=asked.caller,
         session=session,
         pin=pin,
+        token_numbers=facts.tokens,
+        item_bytes=facts.item_bytes,
+        item_tokens=facts.item_tokens,
+        sure_tokens=facts.sure_tokens,
     )
 
 

@@ -4,25 +4,31 @@ Both go through the functions that route. Nothing is reserved, journaled, counte
 and no authority is asked.
 """
 
+import math
 from random import Random
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from agent.admin.ports import NoRoute
 from agent.admin.questions import ExplainBody
 from agent.node.placing import Placing
+from agent.relay.dialects.ollama import NATIVE
+from agent.relay.dialects.raw import TOKEN_BYTES as SURE_BYTES
+from agent.relay.dialects.relayed import RELAYED
 from agent.relay.headers import request_id_of, value_of
 from router_core.placement.decide import decide
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.record import DecisionRecord
 from router_core.placement.replay import replay
-from router_core.placement.request import PlacementRequest
+from router_core.placement.request import NO_OUTPUT, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import CAPABILITIES, DIALECTS
 from router_core.record.state import Capability
 
 _ID_BITS = 128
+_ROUTED = frozenset(RELAYED.values())
 
 
 class DryRuns:
@@ -32,29 +38,37 @@ class DryRuns:
         self._placing = placing
         self._rng = rng
 
-    def explain(self, asked: ExplainBody) -> DecisionRecord | HintFault:
-        """What would be decided now, all candidates told."""
+    def explain(self, asked: ExplainBody) -> DecisionRecord | HintFault | NoRoute:
+        """What would be decided now, all candidates told; what the API has no route for is not decided."""
+        dialect = DIALECTS[asked.dialect]
+        if dialect not in _ROUTED:
+            known = " ".join(name for name, known in DIALECTS.items() if known in _ROUTED)
+            return NoRoute(detail=f"the API has no route for it, and answers 404; it has some for {known}")
         placing, now = self._placing, self._placing.clock.boot_ms()
         headers = [(name.lower(), value) for name, value in asked.headers.items()]
         hints = parse_hints(headers, _as_hints(asked), session_headers=placing.policy.session_headers)
         if isinstance(hints, HintFault):
             return hints
-        if asked.ctx_need is not None:
-            hints = replace(hints, ctx_least=max(hints.ctx_least or 0, asked.ctx_need))
         session, pin = placing.session_of(hints, now)
         fleet = placing.fleet()
+        streams = asked.stream and dialect not in NO_OUTPUT
+        size = round(asked.prompt_tokens * fleet.profiles.bytes_per_token(asked.model))
         encoded = [(name.encode(), value.encode()) for name, value in headers]
         request = PlacementRequest(
             request_id=request_id_of(value_of(encoded, b"x-request-id"))
             or f"{self._rng.getrandbits(_ID_BITS):032x}",
-            dialect=DIALECTS[asked.dialect],
+            dialect=dialect,
             model=asked.model,
             arrival_ms=now,
-            stream=asked.stream,
+            stream=streams,
             prompt_tokens=asked.prompt_tokens,
-            body_bytes=round(asked.prompt_tokens * fleet.profiles.bytes_per_token(asked.model)),
+            body_bytes=size,
             images=asked.images,
-            requires=_requires(asked),
+            num_ctx=asked.ctx_need if dialect in NATIVE else None,
+            item_bytes=None if asked.ctx_need is None else size,
+            item_tokens=math.floor((asked.ctx_need or 0) / placing.policy.prompt_slack),
+            sure_tokens=size // SURE_BYTES,
+            requires=_requires(asked, streams=streams),
             hints=hints,
             session=session,
             pin=pin,
@@ -81,11 +95,11 @@ def _as_hints(asked: ExplainBody) -> bytes:
     return msgspec.json.encode(told)
 
 
-def _requires(asked: ExplainBody) -> Capability:
+def _requires(asked: ExplainBody, *, streams: bool) -> Capability:
     requires = Capability(0)
     for name in asked.requires:
         requires |= CAPABILITIES[name]
-    if asked.stream:
+    if streams:
         requires |= Capability.STREAMING
     if asked.images:
         requires |= Capability.VISION

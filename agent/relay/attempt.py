@@ -161,7 +161,7 @@ def attempt_report(
         head=attempt.tail.head,
         tail=attempt.tail.tail,
         body_bytes=attempt.size,
-        text_bytes=asked.facts.text_bytes,
+        text_bytes=0 if asked.facts.tokens else asked.facts.text_bytes,
         dialect=asked.dialect,
         is_work=asked.is_work,
     )

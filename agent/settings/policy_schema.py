@@ -145,6 +145,7 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     *_class("batch"),
     *_class("background"),
     _share("adj.hint", "bonus of the first preferred node; the second gets half of it, and so on", "hint_bonus"),
+    _share("adj.context", "most cost of a context that is probably too small", "context_most"),
     _share("adj.affinity", "most bonus of the node that has a session's prompt cached; 0: off", "affinity_bonus"),
     _seconds("adj.affinity_s", 1, 600, "how long after its last answer a session is kept", "affinity_ms"),
     _share("adj.alias_step", "cost of each further model of an alias", "alias_step"),

@@ -125,10 +125,15 @@ def coarse(
 ) -> Survey:
     """``seen`` with its rows judged as if every size of ``request`` were the next power of two: times, factors and scores
     tell an authority of no size more than that."""
+    prompt, output = power_of_two(seen.need.prompt), power_of_two(seen.need.output)
+    ctx = math.ceil(policy.prompt_slack * prompt) + output
+    if request.item_bytes is not None:
+        ctx = min(ctx, power_of_two(seen.need.ctx))
     need = replace(
         seen.need,
-        prompt=power_of_two(seen.need.prompt),
-        output=power_of_two(seen.need.output),
+        prompt=prompt,
+        output=output,
+        ctx=max(ctx, request.num_ctx or 0),
         transfer_s=policy.rtt_s + power_of_two(request.body_bytes) / policy.link_bytes_per_s,
         until_ms=now + _ENDLESS_MS,
     )

@@ -80,7 +80,7 @@ def decide(
         action, reason, hold = _SHED if shed else without_row(request, seen, fleet, policy, now)
         field, full = field_of(seen.scored, policy), True
         others = field.rows
-        if reason.status in _RETRIED:
+        if reason.status in _RETRIED and reason is not Reason.DOES_NOT_FIT:
             retry_s = retry_after_s(waits_s(seen, reason, fleet, now), rng)
         if reason is Reason.MODEL_ABSENT and not seen.offered:
             nearby = nearest(seen.resolved, fleet.names(), policy.nearest_names)

@@ -4,12 +4,10 @@ Rules: filters run in the order of ``reasons.EXCLUSIONS`` and the first that fai
 excludes only on a known no, an explicit one needs a known yes; empty stays empty. Refuses to rank.
 """
 
-from collections.abc import Mapping
 from math import ceil
 
 from msgspec import Struct
 
-from router_core.ids import Id16
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Breaking
 from router_core.placement.reasons import Reason
@@ -27,21 +25,28 @@ from router_core.placement.rows import Row
 from router_core.policy.placement import ClassTargets, PlacementPolicy
 from router_core.record.spelling import capability_names, dialect_name
 from router_core.record.state import Capability, Dialect
+from router_core.view.freshness import is_stale
 
 _OPEN = 2
+_MIB = 2**20
 _EXACT = Match.EXACT
 _INTERACTIVE = RequestClass.INTERACTIVE
 _HOST, _ANY = Locality.HOST, Locality.ANY
 _EMBEDS = int(Dialect.EMBED | Dialect.OLLAMA_EMBED)
 _NO_OUTPUT = int(NO_OUTPUT)
 _EMBEDDINGS = int(Capability.EMBEDDINGS)
+_CUTS = int(Dialect.OLLAMA_CHAT | Dialect.OLLAMA_GENERATE | Dialect.OLLAMA_EMBED)
+"""Dialects in which a prompt is cut to the context."""
+CUTTING_ENGINE = "ollama"
+"""The kind of engine that cuts a prompt to the context in any dialect."""
 
 
 class Need(Struct, frozen=True, gc=False):
     """What is constant of one request while rows are judged. Tokens, bytes; ``until_ms`` on the boot clock.
 
     ``digest`` is the one digest that counts as this model, None if none is known. ``match`` and ``locality`` are the
-    loosest that caller and operator both permit; ``share`` of an endpoint's room is open to the class.
+    loosest that caller and operator both permit; ``share`` of an endpoint's room is open to the class. ``ctx`` is the
+    context that is probably needed, which ranks; ``sure`` what is needed for certain, which excludes.
     """
 
     dialect: int
@@ -62,6 +67,7 @@ class Need(Struct, frozen=True, gc=False):
     until_ms: int
     share: float
     transfer_s: float
+    sure: int = 0
 
 
 def need_of(
@@ -78,7 +84,7 @@ def need_of(
     targets = targets_of(hints.request_class, policy)
     prompt = request.prompt_tokens
     if prompt is None:
-        prompt = ceil(request.text_bytes / bytes_per_token)
+        prompt = ceil(request.text_bytes / bytes_per_token) + request.token_numbers
         if request.images or request.audio_parts:
             prompt += policy.image_tokens * request.images + policy.audio_tokens * request.audio_parts
     each = 0
@@ -88,9 +94,12 @@ def need_of(
             each = hints.expect_tokens
         if request.output_cap is not None:
             each = min(each, request.output_cap)
-    ctx = ceil(policy.prompt_slack * prompt) + each
-    if hints.ctx_least is not None or request.num_ctx is not None:
-        ctx = max(ctx, hints.ctx_least or 0, request.num_ctx or 0)
+    item = prompt
+    if request.item_bytes is not None:
+        item = max(ceil(request.item_bytes / bytes_per_token), request.item_tokens)
+    ctx = ceil(policy.prompt_slack * item) + each
+    if request.num_ctx is not None and request.num_ctx > ctx:
+        ctx = request.num_ctx
     return Need(
         dialect,
         int(request.requires) | (_EMBEDDINGS if dialect & _EMBEDS else 0),
@@ -110,6 +119,7 @@ def need_of(
         until_ms=until_ms_of(request, targets),
         share=targets.share if request.stands_as is None else targets_of(request.stands_as, policy).share,
         transfer_s=policy.rtt_s + request.body_bytes / policy.link_bytes_per_s,
+        sure=0 if dialect & _CUTS else request.sure_tokens,
     )
 
 
@@ -152,11 +162,9 @@ def closed(row: Row, need: Need, breakers: Breaking | None, now: int) -> Reason 
     return None
 
 
-def unfit(row: Row, need: Need, loading: Mapping[Id16, int]) -> Reason | None:
-    """Why ``row`` cannot serve this request although its endpoint is open; None if it can.
-
-    ``loading`` are the bytes of own loads which the nodes' records do not show yet.
-    """
+def unfit(row: Row, need: Need, now: int) -> Reason | None:
+    """Why ``row`` cannot serve this request although its endpoint is open; None if it can. Only facts exclude: how long
+    a prompt probably is, and how much memory a model probably takes beside its weights, is for ranking."""
     if need.digest is not None and row.digest is not None and row.digest != need.digest:
         return Reason.MODEL_ABSENT
     warm = row.resident or row.loading
@@ -169,15 +177,27 @@ def unfit(row: Row, need: Need, loading: Mapping[Id16, int]) -> Reason | None:
         or not _large_enough(row, need.hints)
     ):
         return Reason.CAPABILITY
-    ctx = row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx
-    if ctx is not None and ctx < need.ctx:
+    ctx = context_of(row, need)
+    if ctx is not None and (
+        (need.sure > ctx and row.engine != CUTTING_ENGINE)
+        or (need.hints.ctx_least is not None and need.hints.ctx_least > ctx)
+    ):
         return Reason.CONTEXT_TOO_SMALL
     if not warm:
-        if row.room_bytes is not None and row.need_bytes > row.room_bytes - loading.get(row.node, 0):
+        if (
+            row.reach_bytes is not None
+            and row.weight_bytes > row.reach_bytes
+            and (row.is_self or not is_stale(now - row.taken_ms, row.period_ms))
+        ):
             return Reason.DOES_NOT_FIT
         if not row.loads:
             return Reason.PRESSURE
     return Reason.PRESSURE if row.gate is not Gate.OPEN else None
+
+
+def context_of(row: Row, need: Need) -> int | None:
+    """The context, in tokens, that ``row`` has for this request; None if that is not known."""
+    return row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx
 
 
 def is_soft(row: Row) -> bool:
@@ -187,14 +207,19 @@ def is_soft(row: Row) -> bool:
 
 def in_subset(row: Row, hints: Hints) -> bool:
     """True if ``row`` satisfies every node, engine and label term."""
-    return (
-        (not hints.requires_node or any(matches(ref, row) for ref in hints.requires_node))
-        and not any(matches(ref, row) for ref in hints.refuses_node)
-        and all(engine == row.engine for engine in hints.requires_engine)
-        and row.engine not in hints.refuses_engine
-        and row.labels.issuperset(hints.requires_label)
-        and row.labels.isdisjoint(hints.refuses_label)
-    )
+    return not unmet_terms(row, hints)
+
+
+def unmet_terms(row: Row, hints: Hints) -> list[str]:
+    """The keys of the terms of ``require`` that ``row`` does not meet."""
+    met = {
+        "node": (not hints.requires_node or any(matches(ref, row) for ref in hints.requires_node))
+        and not any(matches(ref, row) for ref in hints.refuses_node),
+        "engine": all(engine == row.engine for engine in hints.requires_engine)
+        and row.engine not in hints.refuses_engine,
+        "label": row.labels.issuperset(hints.requires_label) and row.labels.isdisjoint(hints.refuses_label),
+    }
+    return [key for key, is_met in met.items() if not is_met]
 
 
 def matches(ref: NodeRef, row: Row) -> bool:
@@ -209,9 +234,13 @@ def matches(ref: NodeRef, row: Row) -> bool:
 def detail_of(row: Row, need: Need, reason: Reason) -> str | None:
     """What exactly failed, in our own words, for the record."""
     if reason is Reason.CAPABILITY:
-        return _missing(row, need)
+        return missing(row, need)
+    if reason is Reason.NOT_IN_SUBSET:
+        return ",".join(unmet_terms(row, need.hints))
+    if reason is Reason.DOES_NOT_FIT:
+        return f"{row.weight_bytes // _MIB}>{int(row.reach_bytes or 0) // _MIB} MiB"
     if reason is Reason.CONTEXT_TOO_SMALL:
-        return f"{row.ctx}<{need.ctx}"
+        return f"{context_of(row, need)}<{max(need.sure, need.hints.ctx_least or 0)}"
     if reason is Reason.PRESSURE:
         return row.squeeze_detail
     if reason is Reason.UNREACHABLE:
@@ -229,10 +258,13 @@ def _large_enough(row: Row, hints: Hints) -> bool:
     return hints.bits_least is None or (row.bits is not None and row.bits >= hints.bits_least)
 
 
-def _missing(row: Row, need: Need) -> str:
+def lacking(row: Row, need: Need) -> int:
+    """The capabilities that ``row`` lacks for this request."""
+    return (row.cap_no & need.inferred) | (need.explicit & ~row.cap_yes)
+
+
+def missing(row: Row, need: Need) -> str:
+    """What ``row`` lacks of what the request needs: a dialect, capabilities, or size."""
     if not row.dialects & need.dialect:
         return dialect_name(need.dialect)
-    lacking = (row.cap_no & need.inferred) | (need.explicit & ~row.cap_yes)
-    if lacking:
-        return ",".join(capability_names(lacking))
-    return "size"
+    return ",".join(capability_names(lacking(row, need))) or "size"

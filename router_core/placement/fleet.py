@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from router_core.ids import Id16, NodeId
+from router_core.ids import Id16, NodeId, NodeName
 from router_core.placement.admission import Squeeze, squeeze_of
 from router_core.placement.index import Index, Positions, index_of
 from router_core.placement.ledger import Ledger
@@ -22,12 +22,15 @@ from router_core.placement.scales import Scales, scales_of
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
+from router_core.record.state import Role
 from router_core.view.cluster import ClusterView, NodeView
 
 if TYPE_CHECKING:
     from router_core.placement.sift import Kind, Sifted
 
 _SCALES_MS = 1_000
+_HEARING_MS = 10_000
+_NODE = int(Role.NODE)
 _NODE_ID = attrgetter("node_id")
 
 
@@ -84,6 +87,7 @@ class Live(Struct, frozen=True, kw_only=True):
     are being unloaded."""
 
     ledger: Ledger
+    started_ms: int | None = None
     breakers: Breaking = NoBreakers()
     hold: Room = NoRoom()
     suspects: Collection[Endpoint] = frozenset()
@@ -108,7 +112,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
     ``m_r`` multiplies own uncovered work by what the other routers probably did at the same time. ``learned`` and
     ``scaled_ms`` tell of which profiles, and when, the scales were made. ``sifted`` holds what decisions found out about
-    these rows that holds for the next ones too.
+    these rows that holds for the next ones too. ``silent`` are members that may serve and have not said so in this life, or do not any more.
     """
 
     gen: int
@@ -125,6 +129,15 @@ class Fleet(Struct, frozen=True, kw_only=True):
     profiles: Profiles
     live: Live
     sifted: "dict[Kind, Sifted]"
+    silent: tuple[tuple[NodeId, NodeName], ...] = ()
+
+    def hears_until(self, now: int) -> int | None:
+        """Until when (boot ms) members that were not heard in this life may be expected to tell of themselves; None if
+        there is none, or it has been long enough."""
+        started_ms = self.live.started_ms
+        if not self.silent or started_ms is None or now >= started_ms + _HEARING_MS:
+            return None
+        return started_ms + _HEARING_MS
 
     @property
     def breakers(self) -> Breaking | None:
@@ -171,6 +184,15 @@ class Fleet(Struct, frozen=True, kw_only=True):
             )
         return bool(ids) and (
             ref.endpoint is None or any((node_id, ref.endpoint) in self.index.endpoints for node_id in ids)
+        )
+
+    def is_silent(self, ref: NodeRef) -> bool:
+        """True if ``ref`` means a member that does not say that it serves."""
+        return any(
+            node_id == ref.node_id
+            if ref.node_id is not None
+            else name == ref.name and node_id.startswith(ref.mark)
+            for node_id, name in self.silent
         )
 
     def names(self) -> Iterable[str]:
@@ -235,7 +257,19 @@ def fold_fleet(
         profiles=profiles,
         live=live,
         sifted={},
+        silent=tuple(
+            [
+                (member.node_id, member.name)
+                for id16, member in view.members.items()
+                if member.roles & _NODE and id16 != view.me and not _is_heard(view.nodes.get(id16))
+            ]
+        ),
     )
+
+
+def _is_heard(node: NodeView | None) -> bool:
+    """What a member said before, that it is alone or unheard, may be over since this node is back."""
+    return node is not None and (node.routable or node.draining)
 
 
 def _drafts(node: NodeView, known: Part | None, profiles: Profiles) -> tuple[Draft, ...]:

@@ -74,10 +74,19 @@ LOCAL: Final = Grants()
 
 
 class HintFault(Struct, frozen=True, gc=False, kw_only=True):
-    """A narrowing hint that cannot be understood: the request is refused with ``hint_malformed``."""
+    """A narrowing hint that cannot be understood: the request is refused with ``hint_malformed``. ``detail`` says what is
+    wrong and what is allowed, and repeats nothing of what was sent; ``in_header`` where the hint stood."""
 
     hint: str
     detail: str
+    in_header: bool = False
+
+    @property
+    def where(self) -> str:
+        """The header or the member of the body, as clients write it."""
+        if self.in_header:
+            return _HEADER_OF.get(self.hint, f"{PREFIX}*")
+        return self.hint if self.hint == "pairmesh" else f"pairmesh.{self.hint}"
 
 
 def parse_hints(
@@ -106,8 +115,9 @@ def parse_hints(
         if key not in told:
             continue
         parsed = _PARSERS[key](key, told[key])
-        if parsed is None and key in NARROWING:
-            return HintFault(hint=key, detail="not understood")
+        if isinstance(parsed, str):
+            in_header = any(name == _HEADER_OF[key] for name, _ in headers)
+            return HintFault(hint=key, detail=parsed, in_header=in_header)
         if parsed is None:
             notes.append(HintNote(hint=key, outcome=HintOutcome.IGNORED_MALFORMED))
         else:
@@ -173,7 +183,8 @@ def _read_headers(
         elif named is None and name in session_headers:
             named = value
     if size > limits.HINT_HEADERS:
-        return HintFault(hint="headers", detail=f"longer than {limits.HINT_HEADERS} bytes together")
+        detail = f"longer than {limits.HINT_HEADERS} bytes together"
+        return HintFault(hint="headers", detail=detail, in_header=True)
     for name, values in seen.items():
         key = _KEY_OF.get(name)
         if key in _LISTS:
@@ -233,31 +244,35 @@ def _prefer(_key: str, value: Any) -> dict[str, Any] | None:
     return {"prefer": tuple(refs)}
 
 
-def _require(_key: str, value: Any) -> dict[str, Any] | None:
-    items = _items(value, limits.REQUIRE_TERMS)
-    if items is None:
-        return None
+def _require(_key: str, value: Any) -> dict[str, Any] | str:
+    if not isinstance(value, str):
+        return "must be told once, as one text of terms with commas between them"
+    items = [item.strip(" \t") for item in value.split(",")]
+    if len(items) > limits.REQUIRE_TERMS:
+        return f"holds {len(items)} terms: at most {limits.REQUIRE_TERMS} are allowed"
     lists: dict[str, list[Any]] = {}
     caps = Capability(0)
     least: dict[str, float] = {}
-    for item in items:
+    for number, item in enumerate(items, start=1):
         term = _TERM.fullmatch(item)
         if term is None:
-            return None
+            return f"term {number} is not of the form KEY=VALUE, !KEY=VALUE or KEY>=NUMBER, {_KEYS_ALLOWED}"
         negated, key, op, text = term.groups()
-        if op == ">=":
-            if negated or key not in _FLOORS or not _NUMBER.fullmatch(text):
-                return None
+        if key in _FLOORS:
+            if negated or op != ">=" or not _NUMBER.fullmatch(text):
+                return f"term {number}: {key} takes >= and a number"
             least[key] = max(least.get(key, 0.0), float(text) if "." in text else int(text))
+        elif op != "=" or key not in _ALLOWED:
+            return f"term {number} is none that is known: {_KEYS_ALLOWED}"
         elif key in _NAMED:
             parsed = _NAMED[key](text)
             if parsed is None:
-                return None
+                return f"term {number}: {key} takes {_ALLOWED[key]}"
             lists.setdefault(f"{'refuses' if negated else 'requires'}_{key}", []).append(parsed)
-        elif key == "cap" and not negated and text in CAPABILITIES:
-            caps |= CAPABILITIES[text]
+        elif negated or text not in CAPABILITIES:
+            return f"term {number}: {key} takes {_ALLOWED[key]}"
         else:
-            return None
+            caps |= CAPABILITIES[text]
     fields: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
     if caps:
         fields["requires_caps"] = caps
@@ -271,6 +286,13 @@ def _require(_key: str, value: Any) -> dict[str, Any] | None:
 
 
 _FLOORS = frozenset({"ctx", "params", "bits"})
+_ALLOWED = {
+    "node": "@NAME, @NAME~xxxx or a node id of 52 characters, and /ENDPOINT behind it if one of its endpoints is meant",
+    "engine": "the name of an engine in lower case",
+    "label": "KEY:VALUE, each of at most 32 characters",
+    "cap": f"one of {' '.join(CAPABILITIES)}, without !",
+}
+_KEYS_ALLOWED = "where KEY is one of node engine label cap with =, or ctx params bits with >="
 
 
 def _engine(text: str) -> str | None:
@@ -299,9 +321,13 @@ def _match(_key: str, value: Any) -> dict[str, Any] | None:
     return None if match is None else {"match": match}
 
 
-def _locality(_key: str, value: Any) -> dict[str, Any] | None:
+def _locality(_key: str, value: Any) -> dict[str, Any] | str:
     locality = _LOCALITIES.get(value) if isinstance(value, str) else None
-    return None if locality is None else {"locality": locality}
+    return (
+        f"must be told once, as one of {' '.join(_LOCALITIES)}"
+        if locality is None
+        else {"locality": locality}
+    )
 
 
 def _class(_key: str, value: Any) -> dict[str, Any] | None:
@@ -312,7 +338,7 @@ def _class(_key: str, value: Any) -> dict[str, Any] | None:
 _MATCHES = {match.value: match for match in Match}
 _LOCALITIES = {locality.value: locality for locality in Locality}
 _CLASSES = {request_class.value: request_class for request_class in RequestClass}
-_PARSERS: dict[str, Callable[[str, Any], dict[str, Any] | None]] = {
+_PARSERS: dict[str, Callable[[str, Any], dict[str, Any] | str | None]] = {
     "prefer": _prefer,
     "require": _require,
     "match": _match,

@@ -27,6 +27,7 @@ class Reason(Enum):
     REFUSED = "refused"
 
     HINT_MALFORMED = "hint_malformed"
+    STARTING = "starting"
     MODEL_NAME_INVALID = "model_name_invalid"
     SHED = "shed"
 
@@ -69,8 +70,8 @@ EXCLUSIONS = (
 _ORDER = {reason: place for place, reason in enumerate(EXCLUSIONS, start=1)}
 _STATUS = {
     Reason.UNTRUSTED: 503,
-    Reason.LOCALITY: 503,
-    Reason.NOT_IN_SUBSET: 503,
+    Reason.LOCALITY: 400,
+    Reason.NOT_IN_SUBSET: 400,
     Reason.UNREACHABLE: 503,
     Reason.BREAKER_OPEN: 503,
     Reason.DRAINING: 503,
@@ -82,7 +83,8 @@ _STATUS = {
     Reason.QUEUE_FULL: 429,
     Reason.DEADLINE: 504,
     Reason.TRIED: 502,
-    Reason.REFUSED: 502,
+    Reason.REFUSED: 429,
+    Reason.STARTING: 503,
     Reason.HINT_MALFORMED: 400,
     Reason.MODEL_NAME_INVALID: 400,
     Reason.SHED: 429,

@@ -126,9 +126,11 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     """Everything a decision may know of a request.
 
     ``text_bytes`` counts prompt text (no data URLs), ``body_bytes`` what travels; ``prompt_tokens`` is the whole prompt
-    if somebody counted it, else it is estimated. ``output_cap`` is the dialect's cap on output tokens per choice, None
-    if not told. ``spare``: a second attempt beside one that goes on, for which only a warm row with a free place is worth
-    it. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
+    if somebody counted it, else it is estimated, with ``token_numbers`` that came as tokens. ``item_bytes`` and
+    ``item_tokens`` are of the longest one where the prompt is many, each of which has to fit alone (None: it is one);
+    ``sure_tokens`` is what it takes of a context for certain. ``output_cap`` is the dialect's cap on output tokens per
+    choice, None if not told. ``spare``: a second attempt beside one that goes on, for which only a warm row with a free
+    place is worth it. ``requires`` is inferred from path and body and excludes a row only on a known no. ``tried`` failed
     this request already, ``refused`` would not have it however long it waits, ``declined`` would have let it wait for
     longer than was expected. ``held_since_ms`` is when it first had to wait for room, ``waits``
     whether it is still waiting, ``stands_as`` the class whose room it may use by now (None: its own).
@@ -161,3 +163,7 @@ class PlacementRequest(Struct, frozen=True, gc=False):
     held_since_ms: int | None = None
     waits: bool = False
     stands_as: RequestClass | None = None
+    token_numbers: int = 0
+    item_bytes: int | None = None
+    item_tokens: int = 0
+    sure_tokens: int = 0

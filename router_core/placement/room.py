@@ -18,8 +18,10 @@ from router_core.placement.survey import FULL, Survey
 from router_core.policy.placement import PlacementPolicy
 
 _LOTS = 2.0**64
-_PASSING = frozenset({Reason.BREAKER_OPEN, Reason.DOES_NOT_FIT, Reason.PRESSURE, Reason.QUEUE_FULL})
+_PASSING = frozenset({Reason.BREAKER_OPEN, Reason.PRESSURE, Reason.QUEUE_FULL})
 """What keeps a row out until some of its work is done, as far as anybody can tell."""
+_UNHEARD = frozenset({Reason.MODEL_ABSENT, Reason.NOT_IN_SUBSET, Reason.UNREACHABLE})
+"""What a member that was not heard yet may change."""
 _BACKGROUND = RequestClass.BACKGROUND
 
 
@@ -54,7 +56,12 @@ def without_row(
             and breakers.is_on_trial(gone.row.key)
         ]
     if not full:
-        return Action.REJECT, max(seen.counts, key=_order, default=Reason.MODEL_ABSENT), None
+        reason = max(seen.counts, key=_order, default=Reason.MODEL_ABSENT)
+        if reason in _UNHEARD and (until_ms := fleet.hears_until(now)) is not None:
+            return _await_members(request, seen, fleet, policy, now, until_ms)
+        if reason is Reason.NOT_IN_SUBSET and any(map(fleet.is_silent, request.hints.requires_node)):
+            reason = Reason.UNREACHABLE
+        return Action.REJECT, reason, None
     need, reason = seen.need, min([gone.reason for gone in full], key=_order)
     since_ms = now if request.held_since_ms is None else request.held_since_ms
     targets = targets_of(request.hints.request_class, policy)
@@ -75,6 +82,25 @@ def without_row(
             seconds=seconds,
         ),
     )
+
+
+def _await_members(
+    request: PlacementRequest, seen: Survey, fleet: Fleet, policy: PlacementPolicy, now: int, until_ms: int
+) -> tuple[Action, Reason, HoldTerms | None]:
+    """This node has just started: whoever has the model may not have been heard yet."""
+    targets = targets_of(request.hints.request_class, policy)
+    until_ms = min(until_ms, seen.need.until_ms)
+    fits = request.waits or fleet.live.hold.has_room(request.body_bytes, targets.share)
+    if until_ms <= now or not fits:
+        return Action.REJECT, Reason.STARTING, None
+    terms = HoldTerms(
+        since_ms=now if request.held_since_ms is None else request.held_since_ms,
+        until_ms=until_ms,
+        deadline_ms=seen.need.until_ms,
+        rows=frozenset([("", request.model)]),
+        seconds=0.0,
+    )
+    return Action.QUEUE, Reason.STARTING, terms
 
 
 def waits_s(seen: Survey, reason: Reason, fleet: Fleet, now: int) -> list[float]:

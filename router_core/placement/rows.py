@@ -45,6 +45,8 @@ _PRICES = 10_000
 _REMOTE = int(EngineFlag.REMOTE_HOST)
 _CLOUD = int(EngineFlag.CLOUD)
 _OFFLOAD = int(EngineFlag.ALLOW_OFFLOAD)
+_OFFLOADING_ENGINE = "ollama"
+"""The kind of engine that by itself puts into the host's memory what its GPU has no room for."""
 _NODE = int(Role.NODE)
 ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
 
@@ -56,8 +58,10 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     marked where it is shared: how people see it. ``down`` and ``backup`` say
     why it is out or only a reserve. Speeds are kept as seconds per token; ``load_s`` is the time until the model could
     serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
-    whatever their quantisation, ``family`` for what they descend from. ``foreign`` counts requests at the engine that
-    did not come through pairmesh, ``k`` is the useful batch size,
+    whatever their quantisation, ``family`` for what they descend from. ``need_bytes`` is what a load probably takes of
+    ``room_bytes``, on a scale of ``fit_scale``; ``weight_bytes`` what it takes for certain (0: not told) of the most that it
+    can get, ``reach_bytes``. ``foreign`` counts requests at the engine that did not come through pairmesh, ``k`` is the
+    useful batch size,
     ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
     ``samples`` how many answers own experience with its speeds stands on, ``way_s`` what the way there was seen to take
     beyond the policy's ``rtt_s``, ``first_s`` what passes before the first token however short the prompt.
@@ -101,6 +105,9 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     squeeze_detail: str | None
     need_bytes: int
     room_bytes: float | None
+    weight_bytes: int = 0
+    reach_bytes: float | None = None
+    fit_scale: float = 1.0
     taken_ms: int
     period_ms: int
     slots: int
@@ -241,6 +248,7 @@ def row_of(
     caps = _capabilities(engine, model)
     resident_ctx = draft.resident.ctx if resident and draft.resident is not None else None
     tuned = remote or resident or loading
+    scale = _fit_scale(draft, policy)
     return Row(
         key=draft.key,
         label=f"@{node.label}/{engine.name}",
@@ -279,7 +287,10 @@ def row_of(
         loads=squeeze.loads,
         squeeze_detail=squeeze.detail or squeeze.no_loads,
         need_bytes=0 if remote or need is None else round(need),
-        room_bytes=None if remote or room is None else room + _offload_bytes(draft),
+        room_bytes=None if remote or room is None else room + _offload_bytes(draft, wanted=False),
+        weight_bytes=0 if remote else (model.size_mib or 0) * _MIB,
+        reach_bytes=None if remote or room is None else _reach_bytes(draft, room),
+        fit_scale=scale,
         taken_ms=node.taken_ms,
         period_ms=node.period_ms,
         slots=slots,
@@ -301,7 +312,7 @@ def row_of(
         success=able.success,
         samples=able.n,
         pressure=squeeze.score,
-        memory=0.0 if tuned else _memory(draft, need, room, policy),
+        memory=0.0 if tuned else _memory(need, room, scale, policy),
         switch=0.0
         if tuned
         else 1.0 - math.exp(-_debt_s(draft, need, able, policy, reload_s) / policy.debt_scale_s),
@@ -344,19 +355,33 @@ def _need_bytes(model: ModelFacts, load: EngineLoad) -> float | None:
     return _WEIGHTS_MARGIN * weights + cache + _RUNTIME_BYTES
 
 
-def _offload_bytes(draft: Draft) -> float:
-    if not draft.engine.flags & _OFFLOAD:
+def _offload_bytes(draft: Draft, *, wanted: bool) -> float:
+    """Memory of the host that a load may take besides; ``wanted`` False: only where the operator says so."""
+    if not draft.engine.flags & _OFFLOAD and not (wanted and draft.engine.kind == _OFFLOADING_ENGINE):
         return 0.0
     return (draft.volatile.host.ram_available_mib or 0) * float(_MIB)
 
 
-def _memory(draft: Draft, need: float | None, room: float | None, policy: PlacementPolicy) -> float:
-    if need is None or room is None:
-        return policy.unknown_factor
+def _reach_bytes(draft: Draft, room: float) -> float:
+    """The most that a load could ever get: what is obtainable now, and what models in use will give back."""
+    engine = draft.model.engine
+    in_use = [row.mem_mib or 0 for row in draft.volatile.residents if row.engine == engine and _is_kept(row)]
+    return room + sum(in_use) * float(_MIB) + _offload_bytes(draft, wanted=True)
+
+
+def _is_kept(row: ResidentModel) -> bool:
+    return row.running > 0 or row.state != ModelState.RESIDENT
+
+
+def _fit_scale(draft: Draft, policy: PlacementPolicy) -> float:
+    """How many bytes too much or too little are beyond doubt."""
     gpus = [draft.static.gpus[i] for i in draft.engine.gpus if i < len(draft.static.gpus)]
     total_mib = sum(gpu.vram_total_mib or 0 for gpu in gpus) or draft.static.host.ram_total_mib
-    scale = max(policy.least_fit_gib * _GIB, 0.05 * total_mib * _MIB)
-    return logistic((need - room) / scale)
+    return max(policy.least_fit_gib * _GIB, 0.05 * total_mib * _MIB)
+
+
+def _memory(need: float | None, room: float | None, scale: float, policy: PlacementPolicy) -> float:
+    return policy.unknown_factor if need is None or room is None else logistic((need - room) / scale)
 
 
 def logistic(x: float) -> float:

@@ -12,7 +12,7 @@ from heapq import nsmallest
 
 from msgspec import Struct
 
-from router_core.placement.eligibility import Need, closed, is_soft, need_of, unfit
+from router_core.placement.eligibility import CUTTING_ENGINE, Need, closed, is_soft, need_of, unfit
 from router_core.placement.estimates import Pace, pace_of
 from router_core.placement.fleet import Breaking, Fleet
 from router_core.placement.looseness import StandIn, stand_ins
@@ -51,12 +51,14 @@ class Exclusion(Struct, frozen=True, gc=False, kw_only=True):
 
 class Passed(Struct, frozen=True, gc=False, kw_only=True):
     """Rows after the filters up to pressure. ``open`` may serve; ``soft`` are among the ``excluded``, by a pressure that
-    gives way if nothing else is left. ``ctx_least`` is the least context among rows that came as far as that filter."""
+    gives way if nothing else is left. ``ctx_least`` is the least context that a prompt must not exceed among rows that came
+    as far as that filter, ``narrowest`` the least of the open rows."""
 
     open: tuple[Row, ...]
     soft: tuple[Row, ...]
     excluded: tuple[Exclusion, ...]
     ctx_least: float
+    narrowest: float = math.inf
 
 
 class Sifted(Struct, frozen=True, kw_only=True):
@@ -92,10 +94,15 @@ def sift(
     kind = _kind(request, fleet, policy) if breakers is None else None
     if kind is not None and (kept := fleet.sifted.get(kind)) is not None:
         need = _need(request, fleet, policy, kept.group, kept.digest)
-        if need.ctx <= kept.passed.ctx_least:
+        if need.sure <= kept.passed.ctx_least:
             return kept, need
     sifted, need = _sifted(request, fleet, policy, now)
-    if kind is not None and sifted.rows and need.ctx <= sifted.passed.ctx_least and len(fleet.sifted) < _KEPT:
+    if (
+        kind is not None
+        and sifted.rows
+        and need.sure <= sifted.passed.ctx_least
+        and len(fleet.sifted) < _KEPT
+    ):
         fleet.sifted[kind] = sifted
     return sifted, need
 
@@ -104,13 +111,13 @@ def passed(
     rows: Iterable[Row], need: Need, fleet: Fleet, now: int, looser: Mapping[RowKey, StandIn] | None = None
 ) -> Passed:
     """``rows`` through the filters; ``looser`` if they stand in for the model that is meant."""
-    breakers, loading = fleet.breakers, fleet.live.ledger.loading
+    breakers = fleet.breakers
     held: list[Row] = []
     soft: list[Row] = []
     excluded: list[Exclusion] = []
     ctx_least = math.inf
     for row in rows:
-        reason = closed(row, need, breakers, now) or unfit(row, need, loading)
+        reason = closed(row, need, breakers, now) or unfit(row, need, now)
         if reason is None:
             held.append(row)
         else:
@@ -120,9 +127,15 @@ def passed(
                 continue
             if reason is Reason.PRESSURE and is_soft(row):
                 soft.append(row)
-        if row.ctx is not None and row.ctx < ctx_least:
+        if row.ctx is not None and row.ctx < ctx_least and row.engine != CUTTING_ENGINE:
             ctx_least = row.ctx
-    return Passed(open=tuple(held), soft=tuple(soft), excluded=tuple(excluded), ctx_least=ctx_least)
+    return Passed(
+        open=tuple(held),
+        soft=tuple(soft),
+        excluded=tuple(excluded),
+        ctx_least=ctx_least,
+        narrowest=min([row.ctx for row in held if row.ctx is not None], default=math.inf),
+    )
 
 
 def _kind(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy) -> Kind | None:
@@ -132,7 +145,6 @@ def _kind(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy) -> K
         (hints is not NO_HINTS and _is_particular(hints))
         or request.num_ctx is not None
         or policy is not fleet.policy
-        or fleet.live.ledger.loading
     ):
         return None
     return request.model, int(request.dialect), int(request.requires)
@@ -144,6 +156,7 @@ def _is_particular(hints: Hints) -> bool:
         or bool(hints.requires_caps)
         or hints.match is not Match.EXACT
         or hints.locality is not Locality.MESH
+        or hints.ctx_least is not None
         or hints.params_least_m is not None
         or hints.bits_least is not None
     )

@@ -153,7 +153,7 @@ def _probed(
         return [], excluded
     for gone in sorted(opened, key=lambda gone: (breakers.last_fault_ms(gone.row.key) or 0, gone.row.key)):
         row, wanted = gone.row, need if gone.stand_in is None else replace(need, digest=None)
-        if closed(row, wanted, None, now) or unfit(row, wanted, ledger.loading):
+        if closed(row, wanted, None, now) or unfit(row, wanted, now):
             continue
         trial = weighing.anew()
         trial.weigh([pace_of(row, weighing.fleet.profiles, policy)])

@@ -11,7 +11,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router_core.placement.eligibility import Need, matches
+from router_core.placement.eligibility import Need, context_of, matches
 from router_core.placement.estimates import (
     Pace,
     ahead_of,
@@ -28,12 +28,15 @@ from router_core.placement.fleet import Breaking, Fleet
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
 from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
-from router_core.placement.rows import Row
+from router_core.placement.rows import Row, logistic
 from router_core.placement.sift import Exclusion, Sifted, passed
 from router_core.policy.placement import Match, PlacementPolicy
 from router_core.view.freshness import is_stale
 
 _HALF_OPEN = 1
+_CRAMPED_TIMES = 10.0
+"""How many times as dear a row looks, per point of score, whose context is probably too small: enough to rank it behind
+rows that are not far slower."""
 _EXACT = Match.EXACT
 _MATCH = attrgetter("match")
 
@@ -123,7 +126,7 @@ class Weighing(Struct):
         tried, refused = request.tried, request.refused
         repeated = len(tried) > 0 or len(refused) > 0
         left_s, share = (need.until_ms - now) / 1000.0, need.share
-        usual_ctx = need.num_ctx is None
+        usual_ctx, ctx_need, loading = need.num_ctx is None, need.ctx, ledger.loading
         looser, costs, leaving = self.sifted.looser, self.sifted.costs, fleet.live.leaving
         particular = len(prefer) > 0 or len(looser) > 0 or costs is not None
         whole, scored_rows, late, spare = share == 1.0, self.scored, fleet.live.late, request.spare
@@ -192,6 +195,10 @@ class Weighing(Struct):
                     scored.adj = costs[key, row.model]
             if late and key in late:
                 scored.adj += late[key]
+            if row.ctx is not None and row.ctx < ctx_need:
+                scored.adj += _cramped(row, need, self.policy)
+            if loading and row.node in loading and not (row.resident or row.loading):
+                _squeeze(scored, loading[row.node], self.policy)
             if reserve is None:
                 scored_rows.append(scored)
             else:
@@ -235,10 +242,17 @@ class Weighing(Struct):
         sifted, policy, request = self.sifted, self.policy, self.request
         rows, paces, places = sifted.passed.open, sifted.paces, sifted.places
         costs = costs_of(paces, self.need, self.now, policy)
+        if self.need.ctx > sifted.passed.narrowest:
+            for place, row in enumerate(rows):
+                if row.ctx is not None and row.ctx < self.need.ctx:
+                    costs[place] *= 1.0 + _CRAMPED_TIMES * _cramped(row, self.need, policy)
         herd = herd_of(self.fleet.m_r, policy)
         for endpoint, owed in self.fleet.live.ledger.owed.items():
             for place in places.get(endpoint, ()):
-                costs[place] += owed.requests * herd * paces[place].turn_s
+                pace = paces[place]
+                age_ms = max(0, self.now - pace.row.taken_ms)
+                ahead = ahead_of(pace, owed.requests * herd, age_ms, policy)
+                costs[place] += pace.turn_s * (ahead - ahead_of(pace, 0.0, age_ms, policy))
         pin = self._pin()
         named = [pin.endpoint] if pin is not None else []
         if request.advice is not None and request.advice.advice is not None:
@@ -273,6 +287,26 @@ def _hit(row: Row, pin: Pin, need: Need) -> int:
     if not row.resident or pin.endpoint != row.key or pin.model != row.model or reload_s(row, need):
         return 0
     return min(need.prompt, pin.tokens)
+
+
+def _cramped(row: Row, need: Need, policy: PlacementPolicy) -> float:
+    """What it costs that the context is probably too small."""
+    ctx = context_of(row, need)
+    if ctx is None or ctx >= need.ctx:
+        return 0.0
+    return policy.context_most * min(1.0, need.ctx / max(1, ctx) - 1.0)
+
+
+def _squeeze(scored: Scored, loading: int, policy: PlacementPolicy) -> None:
+    """Take into account what own loads, of which the node has not told yet, probably leave for this one."""
+    row = scored.row
+    if row.room_bytes is None or not row.need_bytes:
+        return
+    memory = logistic((row.need_bytes + loading - row.room_bytes) / row.fit_scale)
+    if memory > scored.memory:
+        scored.score += policy.weights.memory * (memory - scored.memory)
+        scored.memory = memory
+        scored.worst = max(scored.worst, memory)
 
 
 def _preference(row: Row, prefer: tuple[NodeRef, ...], bonus: float) -> float:

@@ -138,6 +138,7 @@ class PlacementPolicy:
     spill_price: float = 0.01
     spill_privacy: float = 0.5
     hint_bonus: float = 0.5
+    context_most: float = 0.3
     affinity_bonus: float = 0.15
     affinity_ms: int = 600_000
     veto_above: float = 0.98

@@ -8,8 +8,10 @@ from msgspec import Struct
 class Facts(Struct, frozen=True, gc=False, kw_only=True):
     """One request in numbers. ``None`` means not told (or told in a form nobody understands).
 
-    ``text_bytes`` is the size of prompt text as it stands in the JSON; data URLs are not text. ``items`` is the
-    number of inputs of an embedding. ``hints`` is the raw JSON of the body's ``pairmesh`` member. ``unloads``: the
+    ``text_bytes`` is the size of prompt text as it stands in the JSON; data URLs are not text. ``tokens`` counts token
+    numbers that stand for text. ``item_bytes`` and ``item_tokens`` are of the longest of several prompts, each of which has
+    to fit alone (None: it is one). ``sure_tokens`` is what the prompt takes of a context for certain, of the longest item
+    where it is many. ``items`` is the number of inputs of an embedding. ``hints`` is the raw JSON of the body's ``pairmesh`` member. ``unloads``: the
     request would take the model out of memory. ``model_key`` is the member that named the model.
     """
 
@@ -28,6 +30,10 @@ class Facts(Struct, frozen=True, gc=False, kw_only=True):
     unloads: bool = False
     model_key: bytes = b"model"
     hints: bytes | None = None
+    tokens: int = 0
+    item_bytes: int | None = None
+    item_tokens: int = 0
+    sure_tokens: int = 0
 
 
 class BodyFault(Enum):

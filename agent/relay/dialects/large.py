@@ -14,7 +14,7 @@ from agent.relay import spans
 from agent.relay.dialects import ollama, openai, walk
 from agent.relay.dialects import raw as raws
 from agent.relay.dialects.facts import BodyFault, Facts
-from agent.relay.dialects.raw import NONE, OFF, whole
+from agent.relay.dialects.raw import NONE, OFF, Inputs, whole
 from agent.relay.dialects.walk import SLICE, Broken, Member, Span, Text
 from router_core import limits
 from router_core.record.state import Dialect
@@ -155,19 +155,32 @@ class _Values:
 
 def _openai(dialect: Dialect, values: _Values, model: str, key: bytes) -> Steps[Facts]:
     hints = values.begin(b"pairmesh", limits.HINT_HEADERS + 1)
+    cuts = values.asks(b"truncate_prompt_tokens") or values.asks(b"truncate")
     if dialect is Dialect.EMBED:
-        size, items = yield from _inputs(values, values.span(b"input"))
-        return Facts(model=model, hints=hints, text_bytes=size, items=items, max_tokens=0)
+        embedded = yield from _inputs(values, values.span(b"input"))
+        return Facts(
+            model=model,
+            hints=hints,
+            text_bytes=embedded.text_bytes,
+            items=embedded.items,
+            max_tokens=0,
+            tokens=embedded.tokens,
+            item_bytes=embedded.longest_bytes,
+            item_tokens=embedded.longest_tokens,
+            sure_tokens=0 if cuts else embedded.sure,
+        )
+    given: Inputs | None = None
     images = audio = 0
     cap = whole(values.raw(b"max_tokens", _NUMBER_MOST))
     tools = False
     if dialect is Dialect.COMPLETION:
-        size, _ = yield from _inputs(values, values.span(b"prompt"))
+        given = yield from _inputs(values, values.span(b"prompt"))
+        size, sure = given.text_bytes, given.sure
         cap = openai.COMPLETION_DEFAULT if cap is None else cap
     else:
         most = whole(values.raw(b"max_completion_tokens", _NUMBER_MOST))
         cap = cap if most is None else most
-        size, images, audio = yield from _messages(values, values.span(b"messages"))
+        size, images, audio, sure = yield from _messages(values, values.span(b"messages"))
         tools = values.asks(b"tools")
         if tools:
             start, end = values.told[b"tools"]
@@ -184,6 +197,10 @@ def _openai(dialect: Dialect, values: _Values, model: str, key: bytes) -> Steps[
         audio_parts=audio,
         max_tokens=cap,
         tools=tools,
+        tokens=0 if given is None else given.tokens,
+        item_bytes=None if given is None else given.longest_bytes,
+        item_tokens=0 if given is None else given.longest_tokens,
+        sure_tokens=0 if cuts else sure,
     )
 
 
@@ -195,46 +212,78 @@ def _has_schema(values: _Values) -> Steps[bool]:
     return raws.text(values.cut(found.get(b"type"), _NUMBER_MOST)) == "json_schema"
 
 
-def _messages(values: _Values, span: Span | None) -> Steps[tuple[int, int, int]]:
-    """Text bytes, pictures and audio parts of a list of messages."""
-    text = images = audio = 0
+def _messages(values: _Values, span: Span | None) -> Steps[tuple[int, int, int, int]]:
+    """Text bytes, pictures, audio parts and certain tokens of a list of messages."""
+    text = images = audio = sure = 0
     if span is None or not values.is_list(span):
-        return values.size(span), 0, 0
+        return values.size(span), 0, 0, 0
     done = span[0]
     for element in walk.elements(values.body, span[0]):
         if element is None:
             yield
             if values.over():
-                return text + span[1] - done, images, audio
+                return text + span[1] - done, images, audio, sure
             continue
         done = element[1]
         if element[1] - element[0] <= SLICE:
             more = openai.measure((openai.message_of(values.cut(element)),))
         else:
             more = yield from _message(values, element)
-        text, images, audio = text + more[0], images + more[1], audio + more[2]
-    return text, images, audio
+        text, images, audio, sure = text + more[0], images + more[1], audio + more[2], sure + more[3]
+    return text, images, audio, sure
 
 
-def _message(values: _Values, span: Span) -> Steps[tuple[int, int, int]]:
-    """Text bytes, pictures and audio parts of one long message."""
+def _message(values: _Values, span: Span) -> Steps[tuple[int, int, int, int]]:
+    """Text bytes, pictures, audio parts and certain tokens of one long message."""
     content: Span | None = span
+    counts = True
     if values.body[span[0]] != _TEXT:
-        content = (yield from values.pick(span, b"content")).get(b"content")
+        found = yield from values.pick(span, b"content", b"role")
+        content = found.get(b"content")
+        counts = bytes(values.cut(found.get(b"role"), _NUMBER_MOST)) != openai.SPEAKING
     if content is None or not values.is_list(content):
-        return values.size(content), 0, 0
-    return (yield from _parts(values, content))
+        sure = (yield from _sure(values, content)) if counts else 0
+        return values.size(content), 0, 0, sure
+    text, images, audio, sure = yield from _parts(values, content)
+    return text, images, audio, sure if counts else 0
 
 
-def _parts(values: _Values, span: Span) -> Steps[tuple[int, int, int]]:
-    """Text bytes, pictures and audio parts of the parts of one message."""
-    text = images = audio = 0
+def _sure(values: _Values, span: Span | None) -> Steps[int]:
+    """Tokens that a text has for certain, as far as there is time to look."""
+    if span is None or values.body[span[0]] != _TEXT or span[1] - span[0] < raws.SURE_FROM:
+        return 0
+    dense = 0
+    for start in range(span[0] + 1, span[1] - 1, SLICE):
+        dense += raws.dense(bytes(values.body[start : min(start + SLICE, span[1] - 1)]))
+        yield
+        if values.over():
+            break
+    return raws.sure_tokens(dense)
+
+
+def _numbers(values: _Values, span: Span) -> Steps[int]:
+    """How many token numbers a list has; 0 if it has anything else, or there was no time to count."""
+    if span[1] - span[0] <= SLICE:
+        return raws.numbers_in(bytes(values.body[span[0] : span[1]]))
+    found = 1
+    for start in range(span[0] + 1, span[1] - 1, SLICE):
+        piece = bytes(values.body[start : min(start + SLICE, span[1] - 1)])
+        if not raws.is_numbers(piece) or values.over():
+            return 0
+        found += piece.count(b",")
+        yield
+    return found
+
+
+def _parts(values: _Values, span: Span) -> Steps[tuple[int, int, int, int]]:
+    """Text bytes, pictures, audio parts and certain tokens of the parts of one message."""
+    text = images = audio = sure = 0
     done = span[0]
     for part in walk.elements(values.body, span[0]):
         if part is None:
             yield
             if values.over():
-                return text + span[1] - done, images, audio
+                return text + span[1] - done, images, audio, sure
             continue
         done = part[1]
         if not values.is_object(part):
@@ -248,28 +297,48 @@ def _parts(values: _Values, span: Span) -> Steps[tuple[int, int, int]]:
             audio += 1
         elif kind is not None:
             text += values.size(found.get(b"text"))
-    return text, images, audio
+            sure += yield from _sure(values, found.get(b"text"))
+    return text, images, audio, sure
 
 
-def _inputs(values: _Values, span: Span | None) -> Steps[tuple[int, int | None]]:
-    """Text bytes and number of inputs: one string, a list of them, or token numbers."""
+def _inputs(values: _Values, span: Span | None) -> Steps[Inputs]:
+    """One string, a list of them, token numbers, or a list of such lists."""
     if span is None or not values.is_list(span):
-        is_text = span is not None and values.body[span[0]] == _TEXT
-        return values.size(span), 1 if is_text else None
-    size = count = 0
+        size = values.size(span)
+        if span is None or values.body[span[0]] != _TEXT:
+            return Inputs(text_bytes=size, longest_bytes=size)
+        return Inputs(text_bytes=size, items=1, longest_bytes=size, sure=(yield from _sure(values, span)))
+    size = tokens = count = most = most_tokens = sure = 0
     done = span[0]
     for item in walk.elements(values.body, span[0]):
         if item is None:
             yield
             if values.over():
-                return size + span[1] - done, None
+                size += span[1] - done
+                return Inputs(text_bytes=size, tokens=tokens, longest_bytes=most, longest_tokens=most_tokens)
             continue
         done = item[1]
-        if not count and values.body[item[0]] not in (_TEXT, _LIST):
-            return values.size(span), 1
-        size += values.size(item)
+        is_one = not count and values.body[item[0]] not in (_TEXT, _LIST)
+        if is_one:
+            item = span
         count += 1
-    return size, count
+        numbers = (yield from _numbers(values, item)) if values.is_list(item) else 0
+        tokens, most_tokens = tokens + numbers, max(most_tokens, numbers)
+        if not numbers:
+            length = values.size(item)
+            size += length
+            if length > most:
+                most, sure = length, max(sure, (yield from _sure(values, item)))
+        if is_one:
+            break
+    return Inputs(
+        text_bytes=size,
+        tokens=tokens,
+        items=count,
+        longest_bytes=most,
+        longest_tokens=most_tokens,
+        sure=max(sure, most_tokens),
+    )
 
 
 def _ollama(dialect: Dialect, values: _Values, model: str, key: bytes) -> Steps[Facts]:
@@ -280,8 +349,18 @@ def _ollama(dialect: Dialect, values: _Values, model: str, key: bytes) -> Steps[
     told = {} if options is None else (yield from values.pick(options, b"num_predict", b"num_ctx"))
     num_ctx = whole(values.cut(told.get(b"num_ctx"), _NUMBER_MOST))
     if dialect is Dialect.OLLAMA_EMBED:
-        size, items = yield from _inputs(values, values.span(b"input", b"prompt"))
-        return Facts(model=model, text_bytes=size, items=items, max_tokens=0, num_ctx=num_ctx, hints=hints)
+        given = yield from _inputs(values, values.span(b"input", b"prompt"))
+        return Facts(
+            model=model,
+            text_bytes=given.text_bytes,
+            tokens=given.tokens,
+            item_bytes=given.longest_bytes,
+            item_tokens=given.longest_tokens,
+            items=given.items,
+            max_tokens=0,
+            num_ctx=num_ctx,
+            hints=hints,
+        )
     if dialect is Dialect.OLLAMA_GENERATE:
         prompt = values.size(values.span(b"prompt"))
         size, asks = prompt + values.size(values.span(b"system")), prompt > 0

@@ -20,7 +20,7 @@ from router_core.record.state import Dialect
 NATIVE: Final = Dialect.OLLAMA_CHAT | Dialect.OLLAMA_GENERATE | Dialect.OLLAMA_EMBED
 """Any of Ollama's dialects; also how a question about a model (``/api/show``) is told from work."""
 
-_SENSITIVE: Final = frozenset({"model", "name", "prompt", "messages", "keep_alive"})
+SENSITIVE: Final = frozenset({"model", "name", "prompt", "messages", "keep_alive"})
 _DURATION = re.compile(r"([+-]?)((?:(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:ns|us|µs|μs|ms|s|m|h))++|0)")
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)")
 _DURATION_MOST: Final = 128
@@ -73,8 +73,18 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     if dialect == NATIVE:
         return Facts(model=model, model_key=key, max_tokens=0, hints=hints)
     if dialect is Dialect.OLLAMA_EMBED:
-        size, items = inputs_of(told.get("input", told.get("prompt", NONE)))
-        return Facts(model=model, text_bytes=size, items=items, max_tokens=0, num_ctx=num_ctx, hints=hints)
+        given = inputs_of(told.get("input", told.get("prompt", NONE)))
+        return Facts(
+            model=model,
+            text_bytes=given.text_bytes,
+            tokens=given.tokens,
+            item_bytes=given.longest_bytes,
+            item_tokens=given.longest_tokens,
+            items=given.items,
+            max_tokens=0,
+            num_ctx=num_ctx,
+            hints=hints,
+        )
     size, images, asks = _measure(dialect, told)
     tools = bytes(told.get("tools", NONE))
     if not asks:
@@ -125,7 +135,7 @@ def measure(messages: Iterable[_Message]) -> tuple[int, int]:
 
 def is_disguised(key: str) -> bool:
     """True for a key that is one of those that matter but for the case of its letters."""
-    return key not in _SENSITIVE and key.casefold() in _SENSITIVE
+    return key not in SENSITIVE and key.casefold() in SENSITIVE
 
 
 def _count(raw: Raw) -> int:

@@ -12,16 +12,19 @@ from msgspec import Raw, Struct
 
 from agent.relay.dialects import raw as raws
 from agent.relay.dialects.facts import BodyFault, Facts
-from agent.relay.dialects.raw import NONE, OFF, TOKENS_MOST, inputs_of, size_of, whole
+from agent.relay.dialects.raw import NONE, OFF, TOKENS_MOST, Inputs, inputs_of, size_of, whole
 from router_core.record.state import Dialect
 
 READ: Final = (Dialect.CHAT, Dialect.COMPLETION, Dialect.EMBED)
 COMPLETION_DEFAULT = 16
 CHOICES_MOST = 1_024
+SPEAKING = b'"assistant"'
+"""The role of what the model said."""
 
 
 class _Message(Struct, gc=False):
     content: Raw = NONE
+    role: Raw = NONE
 
 
 class _Anything(Struct, gc=False):
@@ -30,6 +33,8 @@ class _Anything(Struct, gc=False):
     tools: Raw = NONE
     response_format: Raw = NONE
     logprobs: Raw = NONE
+    truncate_prompt_tokens: Raw = NONE
+    truncate: Raw = NONE
     pairmesh: Raw = NONE
 
 
@@ -83,19 +88,32 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     except (msgspec.MsgspecError, RecursionError):
         return BodyFault.BAD_REQUEST
     hints = None if told.pairmesh is NONE else bytes(told.pairmesh)
+    cuts = bytes(told.truncate_prompt_tokens) not in OFF or bytes(told.truncate) not in OFF
+    given: Inputs | None = None
     if dialect is Dialect.EMBED:
-        size, items = inputs_of(told.input)
-        return Facts(model=told.model, hints=hints, text_bytes=size, items=items, max_tokens=0)
+        given = inputs_of(told.input)
+        return Facts(
+            model=told.model,
+            hints=hints,
+            text_bytes=given.text_bytes,
+            items=given.items,
+            max_tokens=0,
+            tokens=given.tokens,
+            item_bytes=given.longest_bytes,
+            item_tokens=given.longest_tokens,
+            sure_tokens=0 if cuts else given.sure,
+        )
     images = audio = 0
     cap = _within(told.max_tokens)
     tools = False
     if dialect is Dialect.COMPLETION:
-        size, _ = inputs_of(told.prompt)
+        given = inputs_of(told.prompt)
+        size, sure = given.text_bytes, given.sure
         cap = COMPLETION_DEFAULT if cap is None else cap
     else:
         most = _within(told.max_completion_tokens)
         cap = cap if most is None else most
-        size, images, audio = measure(told.messages)
+        size, images, audio, sure = measure(told.messages)
         tools = told.tools is not NONE and bytes(told.tools) not in OFF
         size += unread + (len(bytes(told.tools)) if tools else 0)
     return Facts(
@@ -110,6 +128,10 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
         audio_parts=audio,
         max_tokens=cap,
         tools=tools,
+        tokens=0 if given is None else given.tokens,
+        item_bytes=None if given is None else given.longest_bytes,
+        item_tokens=0 if given is None else given.longest_tokens,
+        sure_tokens=0 if cuts else sure,
     )
 
 
@@ -135,6 +157,8 @@ def _read_odd(body: bytes | bytearray) -> tuple[_Body, int] | None:
         tools=told.tools,
         response_format=told.response_format,
         logprobs=told.logprobs,
+        truncate_prompt_tokens=told.truncate_prompt_tokens,
+        truncate=told.truncate,
         pairmesh=told.pairmesh,
     )
     return known, size_of(told.messages) if messages is None else 0
@@ -154,12 +178,15 @@ def message_of(raw: Raw) -> _Message:
     return _message(raw) or _Message(content=_if_text(raw))
 
 
-def measure(messages: Iterable[_Message] | None) -> tuple[int, int, int]:
-    """Text bytes, pictures and audio parts of a list of messages."""
-    text = images = audio = 0
+def measure(messages: Iterable[_Message] | None) -> tuple[int, int, int, int]:
+    """Text bytes, pictures, audio parts and certain tokens of a list of messages. What the model said before may be
+    shortened by its template, and so may what it was told of tools: these are no certain ones."""
+    text = images = audio = sure = 0
     for message in messages or ():
+        counts = bytes(message.role) != SPEAKING
         if not raws.is_list(message.content):
             text += size_of(message.content)
+            sure += raws.sure_of(message.content) if counts else 0
             continue
         for part in _parts(message.content) or _odd_parts(message.content):
             if part.type == "image_url":
@@ -168,7 +195,8 @@ def measure(messages: Iterable[_Message] | None) -> tuple[int, int, int]:
                 audio += 1
             else:
                 text += size_of(part.text)
-    return text, images, audio
+                sure += raws.sure_of(part.text) if counts else 0
+    return text, images, audio, sure
 
 
 def _odd_parts(raw: Raw) -> list[_Part]:

@@ -104,8 +104,10 @@ def test_flags_need_a_value_that_says_yes() -> None:
     [
         ("hello", 5, 1),
         (["a", "bcd"], 4, 2),
-        ([1, 2, 3], 7, 1),
-        ([[1, 2], [3]], 8, 2),
+        ([1, 2, 3], 0, 1),
+        ([[1, 2], [3]], 0, 2),
+        (["a", [1, 2]], 1, 2),
+        ([{"text": "a"}], 14, 1),
         ([], 0, 0),
         (None, 0, None),
     ],
@@ -187,3 +189,53 @@ def test_any_bytes_are_facts_or_a_fault(body: bytes) -> None:
 def test_the_envelope_names_the_kind_of_error(status: int, kind: str) -> None:
     told = json.loads(openai.error(status, "some_code", "words"))
     assert told == {"error": {"message": "words", "type": kind, "param": None, "code": "some_code"}}
+
+
+# --- what a prompt takes of a context for certain -------------------------------------------------------------
+
+
+def facts_of(dialect: Dialect, **members: Any) -> Facts:
+    facts = openai.read(dialect, json.dumps({"model": "m"} | members).encode())
+    assert isinstance(facts, Facts)
+    return facts
+
+
+def test_of_many_items_the_longest_is_told_and_token_numbers_are_counted() -> None:
+    texts = facts_of(Dialect.EMBED, input=["x" * 200] * 64)
+    assert (texts.text_bytes, texts.tokens, texts.item_bytes, texts.sure_tokens) == (12_800, 0, 200, 0)
+    numbers = facts_of(Dialect.EMBED, input=[list(range(300))] * 7 + [[1, 2]])
+    assert (numbers.text_bytes, numbers.tokens, numbers.items) == (0, 2_102, 8)
+    assert (numbers.item_bytes, numbers.item_tokens, numbers.sure_tokens) == (0, 300, 300)
+    one = facts_of(Dialect.EMBED, input=list(range(513)))
+    assert (one.tokens, one.item_tokens, one.sure_tokens) == (513, 513, 513)
+    prompts = facts_of(Dialect.COMPLETION, prompt=["x" * 32_000, "y" * 16])
+    assert (prompts.item_bytes, prompts.sure_tokens) == (32_000, 2_000)
+    long = facts_of(Dialect.EMBED, input=["a", "x" * 32_000])
+    assert (long.item_bytes, long.sure_tokens) == (32_000, 2_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 2_000, " " * 100_000, "-" * 100_000, "\u4f60" * 2_000, "\n" * 9_000, "|---" * 9_000],
+    ids=["short", "spaces", "dashes", "escapes", "lines", "table"],
+)
+def test_what_few_tokens_may_stand_for_is_no_certain_length(text: str) -> None:
+    assert facts_of(Dialect.COMPLETION, prompt=text).sure_tokens <= 625
+
+
+def test_what_a_template_may_leave_out_is_not_counted_for_certain() -> None:
+    said = {"role": "assistant", "content": "x" * 32_000}
+    asks = {"role": "user", "content": [{"type": "text", "text": "x" * 16_000}, {"type": "image_url"}]}
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 32_000}}]
+    facts = facts_of(Dialect.CHAT, messages=[said, asks], tools=tools)
+    assert facts.sure_tokens == 1_000
+    assert facts.text_bytes > 80_000
+
+
+@pytest.mark.parametrize("member", [{"truncate_prompt_tokens": 512}, {"truncate": True}])
+def test_a_prompt_that_is_to_be_cut_has_no_certain_length(member: dict[str, Any]) -> None:
+    """vLLM and embedding servers cut a prompt where the request says so."""
+    assert facts_of(Dialect.EMBED, input="x" * 32_000, **member).sure_tokens == 0
+    assert facts_of(Dialect.COMPLETION, prompt="x" * 32_000, **member).sure_tokens == 0
+    off = dict.fromkeys(member)
+    assert facts_of(Dialect.EMBED, input="x" * 32_000, **off).sure_tokens == 2_000

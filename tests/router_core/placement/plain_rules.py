@@ -120,7 +120,11 @@ class Plain:
             bits is not None and (row.bits is None or row.bits < bits)
         )
         ctx = row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx
-        taken = self.fleet.live.ledger.loading.get(row.node, 0)
+        least, stale = (
+            request.hints.ctx_least,
+            not row.is_self and self.now - row.taken_ms > 5 * row.period_ms,
+        )
+        too_long = need.sure > (ctx or 0) and row.engine != "ollama"
         busy = self.busy(row) + (owed.requests if owed is not None and not row.is_self else 0)
         checks = (
             (Reason.UNTRUSTED, row.untrusted),
@@ -138,10 +142,13 @@ class Plain:
                 or not (warm or row.loadable),
             ),
             (Reason.CAPABILITY, not row.dialects & need.dialect or bool(lacks) or small),
-            (Reason.CONTEXT_TOO_SMALL, ctx is not None and ctx < need.ctx),
+            (
+                Reason.CONTEXT_TOO_SMALL,
+                ctx is not None and (too_long or (least is not None and ctx < least)),
+            ),
             (
                 Reason.DOES_NOT_FIT,
-                not warm and row.room_bytes is not None and row.need_bytes > row.room_bytes - taken,
+                not warm and not stale and row.reach_bytes is not None and row.weight_bytes > row.reach_bytes,
             ),
             (Reason.PRESSURE, not forgiven and (row.gate is not Gate.OPEN or not (warm or row.loads))),
             (Reason.QUEUE_FULL, busy >= need.share * row.ceiling),
@@ -297,6 +304,11 @@ class Plain:
             both = judged.cost + least
             judged.speed = max(0.0, 2 * judged.cost / both - 1) if both > 0 else 0.0
             judged.adj = self.costs.get(judged.name, 0.0)
+            row, need = judged.row, self.need
+            ctx = row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx
+            if ctx is not None and row.ctx is not None:
+                over = max(0.0, need.ctx / ctx - 1)
+                judged.adj += self.policy.context_most * min(1.0, over)
             ranks = [n for n, ref in enumerate(self.request.hints.prefer) if matches(ref, judged.row)]
             if ranks:
                 judged.bonus += self.policy.hint_bonus / (1 + ranks[0])

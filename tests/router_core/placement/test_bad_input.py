@@ -82,6 +82,6 @@ def test_targets_that_nobody_can_meet_refuse_nobody_and_the_record_says_how_far_
 
 
 def test_who_asks_too_much_of_every_context_is_not_told_to_come_back():
-    decision = decided(a_request(text_bytes=2**25), a_fleet(*ROWS))
+    decision = decided(a_request(text_bytes=2**25, sure_tokens=2**21), a_fleet(*ROWS))
     assert (decision.action, decision.reason) == (Action.REJECT, Reason.CONTEXT_TOO_SMALL)
     assert decision.retry_after_s is None

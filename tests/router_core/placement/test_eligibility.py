@@ -33,11 +33,11 @@ OUT = [
     ({"untrusted": True}, {}, Reason.UNTRUSTED, None),
     ({"cloud": True}, {}, Reason.LOCALITY, None),
     ({}, {"hints": Hints(locality=Locality.HOST)}, Reason.LOCALITY, None),
-    ({}, {"hints": parsed_hints(require="node=@b")}, Reason.NOT_IN_SUBSET, None),
-    ({}, {"hints": parsed_hints(require="!node=@a")}, Reason.NOT_IN_SUBSET, None),
-    ({}, {"hints": parsed_hints(require="engine=ollama")}, Reason.NOT_IN_SUBSET, None),
-    ({}, {"hints": parsed_hints(require="!engine=llamacpp")}, Reason.NOT_IN_SUBSET, None),
-    ({}, {"hints": parsed_hints(require="label=room:attic")}, Reason.NOT_IN_SUBSET, None),
+    ({}, {"hints": parsed_hints(require="node=@b")}, Reason.NOT_IN_SUBSET, "node"),
+    ({}, {"hints": parsed_hints(require="!node=@a")}, Reason.NOT_IN_SUBSET, "node"),
+    ({}, {"hints": parsed_hints(require="engine=ollama")}, Reason.NOT_IN_SUBSET, "engine"),
+    ({}, {"hints": parsed_hints(require="!engine=llamacpp")}, Reason.NOT_IN_SUBSET, "engine"),
+    ({}, {"hints": parsed_hints(require="label=room:attic,node=@a")}, Reason.NOT_IN_SUBSET, "label"),
     ({"down": "engine"}, {}, Reason.UNREACHABLE, "engine"),
     ({"draining": True}, {}, Reason.DRAINING, None),
     ({"resident": False, "loadable": False}, {}, Reason.MODEL_ABSENT, "not_loadable"),
@@ -46,9 +46,14 @@ OUT = [
     ({}, {"hints": parsed_hints(require="cap=vision")}, Reason.CAPABILITY, "vision"),
     ({"params_m": 7000}, {"hints": parsed_hints(require="params>=8")}, Reason.CAPABILITY, "size"),
     ({"bits": None}, {"hints": parsed_hints(require="bits>=4")}, Reason.CAPABILITY, "size"),
-    ({"ctx": 1000}, {}, Reason.CONTEXT_TOO_SMALL, "1000<1636"),
+    ({"ctx": 1000}, {"sure_tokens": 1001}, Reason.CONTEXT_TOO_SMALL, "1000<1001"),
     ({}, {"hints": parsed_hints(require="ctx>=9000")}, Reason.CONTEXT_TOO_SMALL, "8192<9000"),
-    ({"resident": False, "need_bytes": 17 * GIB}, {}, Reason.DOES_NOT_FIT, None),
+    (
+        {"resident": False, "weight_bytes": 17 * GIB, "reach_bytes": 16.0 * GIB},
+        {},
+        Reason.DOES_NOT_FIT,
+        "17408>16384 MiB",
+    ),
     ({"gate": Gate.SHUT, "squeeze_detail": "thermal"}, {}, Reason.PRESSURE, "thermal"),
     ({"resident": False, "loads": False, "squeeze_detail": "unknown"}, {}, Reason.PRESSURE, "unknown"),
     ({"in_flight": 4, "queued": 8}, {}, Reason.QUEUE_FULL, None),
@@ -69,7 +74,7 @@ def test_a_filter_excludes_and_says_why(row, request_over, reason, detail):
     assert decision.record.excluded_counts == {reason.value: 1}
 
 
-STATUS = [503, 503, 503, 503, 503, 503, 404, 400, 400, 503, 429, 429, 504, 502, 502]
+STATUS = [503, 400, 400, 503, 503, 503, 404, 400, 400, 503, 429, 429, 504, 502, 429]
 
 
 def test_each_code_has_its_place_and_status():
@@ -237,16 +242,20 @@ def test_own_uncovered_requests_count_towards_the_ceiling():
     assert decided(a_request(), fleet).action is Action.ROUTE
 
 
-def test_own_loads_under_way_take_the_room_of_a_node():
+def test_own_loads_under_way_probably_take_the_room_of_a_node():
     ledger = a_ledger()
-    cold = a_row("a", resident=False, need_bytes=9 * GIB)
-    fleet = a_fleet(cold, live=Live(ledger=ledger))
+    cold = a_row("a", resident=False, need_bytes=9 * GIB, fit_scale=1.0 * GIB)
+    other = a_row("b", resident=False, need_bytes=9 * GIB, fit_scale=1.0 * GIB, tg=30)
+    fleet = a_fleet(cold, other, live=Live(ledger=ledger))
     decision = decided(a_request(), fleet)
-    assert decision.chosen.need_bytes == 9 * GIB
+    assert (chosen_node(decision), decision.chosen.need_bytes) == ("a", 9 * GIB)
     seq = ledger.reserve(decision.chosen, NOW).seq
-    assert decided(a_request(), fleet).reason is Reason.DOES_NOT_FIT
+    assert chosen_node(decided(a_request(), fleet)) == "b"
+    alone = decided(a_request(), a_fleet(cold, live=Live(ledger=ledger)))
+    assert alone.action is Action.ROUTE_COLD
+    assert alone.record.candidates[0].f.memory > 0.8
     ledger.fail(seq)
-    assert decided(a_request(), fleet).action is Action.ROUTE_COLD
+    assert chosen_node(decided(a_request(), fleet)) == "a"
 
 
 def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
@@ -255,7 +264,10 @@ def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
     assert (same.action, same.chosen.est.load) == (Action.ROUTE, 0.0)
     more = decided(a_request(num_ctx=16_384), a_fleet(row))
     assert (more.action, more.chosen.est.load) == (Action.ROUTE_COLD, 5.0)
-    assert decided(a_request(num_ctx=65_536), a_fleet(row)).reason is Reason.CONTEXT_TOO_SMALL
+    most = decided(a_request(num_ctx=65_536, sure_tokens=60_000), a_fleet(row))
+    assert most.action is Action.ROUTE_COLD, (
+        "Ollama cuts num_ctx to what the weights allow, and the prompt to that"
+    )
     untold = decided(a_request(num_ctx=16_384), a_fleet(a_row("a", engine="ollama", resident_ctx=None)))
     assert untold.chosen.est.load == 0.0, "of a context that nobody tells nothing is expected"
 

@@ -211,8 +211,13 @@ def test_own_work_that_no_record_shows_yet_is_waited_for_as_well():
 
 
 def test_who_asks_for_what_no_wait_brings_about_is_not_told_to_return_at_once():
-    assert told_to_return(a_row("a"), require="node=@b") == 30
     assert told_to_return(a_row("a", down="gone")) == 30
+
+
+def test_who_asks_for_what_never_fits_is_not_told_to_return():
+    large = a_row("a", resident=False, weight_bytes=9 * 2**30, reach_bytes=8.0 * 2**30)
+    decision = decided(a_request(), a_fleet(large))
+    assert (decision.reason, decision.retry_after_s) == (Reason.DOES_NOT_FIT, None)
 
 
 def saturated(saturation: float) -> Row:
