@@ -81,21 +81,20 @@ def faults_of_readme() -> list[str]:
 
 def generated() -> dict[str, str]:
     """The parts of the README that are made from the tree, by name."""
-    from agent.relay.codes import CODES
+    from agent.relay.codes import CODES, OF_PEERS
     from agent.settings.policy_schema import POLICY_SCHEMA
     from agent.settings.schema import SCHEMA
     from agent.settings.show import reference
-    from router_core.placement.reasons import Reason
 
     refusals = "\n".join(
-        f"| {reason.status} | `{reason.value}` | {CODES[reason.value][1]} |"
-        for reason in sorted(Reason, key=lambda reason: reason.status)
-        if reason.status != 200
+        f"| {status} | `{code}` | {text} |"
+        for code, (status, text) in sorted(CODES.items(), key=lambda told: told[1][0])
+        if code not in OF_PEERS
     )
     return {
         "settings": reference(SCHEMA),
         "policy": reference(POLICY_SCHEMA),
-        "refusals": f"| status | reason | meaning |\n|---|---|---|\n{refusals}",
+        "refusals": f"| status | code | meaning |\n|---|---|---|\n{refusals}",
     }
 
 

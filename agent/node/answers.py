@@ -1,5 +1,6 @@
 """What the relay is told of a decision: the endpoint chosen, or why there is none. Pure functions."""
 
+from agent.node.refusals import words_of
 from agent.relay.ports import Routed, Turned
 from router_core.placement.decision import Decision
 from router_core.placement.ledger import Reservation
@@ -65,6 +66,7 @@ def turned(decision: Decision, known_as: str | None) -> Turned:
         counts=tuple([(code.value, rows) for code, rows in decision.counts.items()]),
         nearest=decision.nearest,
         hints=hints_header(decision.hints),
+        words=words_of(decision),
     )
 
 

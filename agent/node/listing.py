@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from agent.effects.clock import Clock
-from agent.engines.contract import EndpointStatus, OwnedModel
+from agent.engines.contract import EndpointStatus, OwnedModel, ResidentModel
 from agent.relay.ports import Held, Offered
 from router_core.placement.fleet import Fleet
 from router_core.placement.offers import offer_of
@@ -44,12 +44,16 @@ class FleetListing:
             if resident is None or resident.state not in _IN_MEMORY:
                 continue
             owned = self._owned(row)
+            known = self._in_own_memory(row, owned)
+            size = known.total_bytes if known is not None else None
+            if size is None and resident.mem_mib is not None:
+                size = resident.mem_mib * _MIB
             yield Held(
                 offered=_offered(row.names[0], draft, row, owned),
-                size_bytes=resident.mem_mib * _MIB if resident.mem_mib is not None else None,
+                size_bytes=size,
                 vram_share_pct=resident.vram_share_pct,
                 ctx=resident.ctx,
-                expires_ms=self._expires_ms(row, owned),
+                expires_ms=self._expires_ms(row, known),
             )
 
     def versions(self) -> Iterable[str]:
@@ -93,16 +97,21 @@ class FleetListing:
             }
         return self._models.get((row.endpoint, row.model))
 
-    def _expires_ms(self, row: Row, owned: OwnedModel | None) -> int | None:
-        """When an own engine will let go of the model, wall clock."""
+    def _in_own_memory(self, row: Row, owned: OwnedModel | None) -> ResidentModel | None:
+        """What an own engine tells of the model in its memory."""
         if owned is None:
             return None
+        return next(
+            (model for model in self._own[row.endpoint].resident if model.native_id == owned.native_id), None
+        )
+
+    def _expires_ms(self, row: Row, known: ResidentModel | None) -> int | None:
+        """When an own engine will let go of the model, wall clock."""
+        if known is None or known.expires_s is None:
+            return None
         status = self._own[row.endpoint]
-        for model in status.resident:
-            if model.native_id == owned.native_id and model.expires_s is not None:
-                seen_ms = status.observed_ms if status.observed_ms is not None else self._clock.boot_ms()
-                return self._clock.wall_ms() + 1_000 * model.expires_s - (self._clock.boot_ms() - seen_ms)
-        return None
+        seen_ms = status.observed_ms if status.observed_ms is not None else self._clock.boot_ms()
+        return self._clock.wall_ms() + 1_000 * known.expires_s - (self._clock.boot_ms() - seen_ms)
 
 
 def _offered(name: str, draft: Draft, row: Row, owned: OwnedModel | None) -> Offered:

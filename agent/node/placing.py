@@ -324,7 +324,13 @@ class Choosing:
         assert self.fault is not None
         note = HintNote(hint=self.fault.hint, outcome=HintOutcome.EXCLUDED, detail=reason.value)
         self._placing.metrics.misunderstood(note)
-        return Turned(decision_id=None, status=reason.status, code=reason.value, hints=hints_header((note,)))
+        return Turned(
+            decision_id=None,
+            status=reason.status,
+            code=reason.value,
+            hints=hints_header((note,)),
+            words=f"{self.fault.where}: {self.fault.detail}",
+        )
 
     def held_ms(self, now: int) -> int | None:
         return self.course.waited_ms(now)

@@ -342,7 +342,7 @@ def _resident(
         waiting=model.waiting or 0,
         load_left_ds=_load_left_ds(static, index, times.loading_ms, now) if loading else None,
         idle_s=max(0, idle_ms // 1000),
-        mem_mib=total // _MIB if total is not None else facts.size_mib,
+        mem_mib=-(-total // _MIB) if total is not None else facts.size_mib,
         vram_share_pct=min(100, round(100 * vram / total)) if vram is not None and total else None,
         ctx=model.ctx,
     )

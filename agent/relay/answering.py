@@ -13,12 +13,14 @@ from agent.relay.parcel import Parcel
 from agent.relay.ports import AccessLine, Asked, Routed, Turned
 from agent.relay.wiring import Voice
 from router_core.exchange import events as ev
+from router_core.exchange.failure import Cause
 
 _CLIENT_CLOSED = 499
 
 
 class Answering:
-    """``status`` is 0 and ``first_byte_ms`` (boot ms) None until the answer began; ``code`` names what went wrong.
+    """``status`` is 0 and ``first_byte_ms`` (boot ms) None until the answer began; ``code`` names what went wrong,
+    ``cause`` why the last attempt came to no answer.
     ``number`` is the count of attempts so far, ``_own`` that of body bytes which no upstream said."""
 
     __slots__ = (
@@ -30,6 +32,7 @@ class Answering:
         "_released",
         "_request",
         "_voice",
+        "cause",
         "code",
         "first_byte_ms",
         "status",
@@ -38,6 +41,7 @@ class Answering:
     def __init__(self, voice: Voice, client: Client, request: Request, asked: Asked, parcel: Parcel) -> None:
         self.status = 0
         self.code: str | None = None
+        self.cause: Cause | None = None
         self.first_byte_ms: float | None = None
         self._voice = voice
         self._client = client
@@ -84,7 +88,7 @@ class Answering:
         """Answer in the client's dialect that there is no answer."""
         self.status, self.code = action.status, action.code
         self.release_body(attempt)
-        answer = self._voice.refusal(action, self._asked, turned, routed, number, held_ms)
+        answer = self._voice.refusal(action, self._asked, turned, routed, number, held_ms, self.cause)
         self._own = len(answer.body)
         self._client.reply(answer)
 

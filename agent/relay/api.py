@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from msgspec import Struct
 
 from agent.relay.accept import Roll
-from agent.relay.codes import RETRY_AFTER_S, message_of, status_of
+from agent.relay.codes import RETRY_AFTER_S, is_passing, message_of, status_of
 from agent.relay.dialects import relayed
 from agent.relay.dialects.facts import BodyFault
 from agent.relay.driver import Courier
@@ -35,9 +35,29 @@ from router_core.record.state import Dialect
 _HINT_PREFIX = PREFIX.encode("ascii")
 _MESH_OWN = frozenset(name.encode("ascii") for name in TRANSPORT)
 _JSON_TYPE = b"application/json"
-_FORM_TYPE = b"application/x-www-form-urlencoded"
 _OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
 _OF_BROWSERS = frozenset({b"origin", b"referer", b"cookie"})
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
+_EXPOSED: Headers = [
+    (
+        b"access-control-expose-headers",
+        b"x-request-id, retry-after, server-timing, x-should-retry, "
+        + b", ".join(
+            b"x-pairmesh-" + name
+            for name in (
+                b"node",
+                b"model",
+                b"decision-id",
+                b"reason",
+                b"attempts",
+                b"match",
+                b"hints",
+                b"session",
+            )
+        ),
+    )
+]
+"""What scripts of a page may read of a reply besides the few headers that they always may."""
 _PREFLIGHT_AGE = b"600"
 _DOTTED = re.compile(rb"([^:]+)\.((?::\d{1,5})?)")
 
@@ -51,6 +71,12 @@ def _undotted(host: bytes) -> bytes:
     """``host`` without the one dot that may end a name."""
     dotted = _DOTTED.fullmatch(host)
     return host if dotted is None else dotted[1] + dotted[2]
+
+
+def _normal(origin: bytes) -> bytes:
+    """``origin`` as browsers send it: without the port that its scheme stands for."""
+    port = _DEFAULT_PORTS.get(origin.partition(b":")[0])
+    return origin.removesuffix(port) if port is not None else origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +103,7 @@ class Doors:
             names |= {"localhost", literal}
         return cls(
             hosts=frozenset(name.encode("ascii") for name in names),
-            origins=frozenset(origin.encode("ascii") for origin in origins),
+            origins=frozenset(_normal(origin.encode("ascii")) for origin in origins),
             loopback=ip_address(ip).is_loopback,
         )
 
@@ -97,12 +123,12 @@ class Doors:
             elif name == b"sec-fetch-site":
                 site = value.lower()
         if origin is not None:
-            return None if origin in self.origins else "origin_refused"
+            return None if _normal(origin) in self.origins else "origin_refused"
         return "origin_refused" if site in (b"cross-site", b"same-site") else None
 
     def takes_as_json(self, head: Head) -> bool:
-        """Whether the body may be read. On Ollama's routes a bare ``curl -d`` names another type, or none; that is
-        believed of this host's own programs, and never of a browser's page."""
+        """Whether the body may be read. A bare ``curl -d`` names another type, or none; that is believed of this host's own
+        programs, and never of a browser's page."""
         told = head.single.get(b"content-type", b"")
         if b"content-encoding" in head.named:
             return False
@@ -111,20 +137,18 @@ class Doors:
         kind = told.partition(b";")[0].strip().lower()
         if kind == _JSON_TYPE:
             return True
-        if not self.loopback or not head.path.startswith(relayed.NATIVE_PREFIX):
-            return False
-        if any(name in _OF_BROWSERS or name.startswith(b"sec-fetch-") for name, _ in head.headers):
-            return False
-        return not kind or kind == _FORM_TYPE or kind.startswith(b"text/")
+        return self.loopback and not any(
+            name in _OF_BROWSERS or name.startswith(b"sec-fetch-") for name, _ in head.headers
+        )
 
     def cors(self, head: Head) -> Headers:
         """The headers that let an allowed origin read the reply; none for anybody else."""
         if not self.origins:
             return []
         told = [value for name, value in head.headers if name == b"origin"]
-        if len(told) != 1 or told[0] not in self.origins:
+        if len(told) != 1 or _normal(told[0]) not in self.origins:
             return []
-        return [(b"access-control-allow-origin", told[0]), (b"vary", b"Origin")]
+        return [(b"access-control-allow-origin", told[0]), (b"vary", b"Origin"), *_EXPOSED]
 
 
 class Gist(Struct, frozen=True, kw_only=True):
@@ -231,7 +255,10 @@ class ApiFront:
             return self._viewed(request)
         start = partial(self._start, connection, request, gist)
         if not is_heavy(body):
-            return start(Parcel.read(relayed.read, gist.dialect, body))
+            parcel = Parcel.read(relayed.read, gist.dialect, body)
+            if isinstance(parcel, BodyFault):
+                return self._error(request, parcel.value, words=relayed.why(gist.dialect, parcel, body))
+            return start(parcel)
         return Reading(
             self._w,
             connection,
@@ -294,13 +321,13 @@ class ApiFront:
         elif view is View.TAGS:
             answer = self._lists.tags(self._listing())
         elif view is View.PS:
-            answer = running(self._listing())
+            answer = running(self._listing(), self._w.clock.wall_ms())
         elif view is View.VERSION:
             answer = version(self._listing())
         else:
             answer = self._lists.model(self._listing(), request.head.path[len(MODEL) :])
         if answer is None:
-            return self._error(request, "route_unknown" if view is View.VERSION else "model_absent")
+            return self._error(request, "model_absent")
         cors = self._doors.cors(request.head)
         if not cors:
             return answer
@@ -319,14 +346,20 @@ class ApiFront:
         return Answer(status=204, headers=headers, body=b"", keep=not request.has_body)
 
     def _error(
-        self, request: Request | None, code: str, *, keep: bool = True, extra: Headers | None = None
+        self,
+        request: Request | None,
+        code: str,
+        *,
+        keep: bool = True,
+        extra: Headers | None = None,
+        words: str | None = None,
     ) -> Answer:
         status = status_of(code)
         headers = JSON + (extra or [])
-        if status in (429, 503):
+        if is_passing(status, code):
             headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         if request is not None:
             headers += self._doors.cors(request.head)
         tongue = relayed.tongue_of(b"" if request is None else request.head.path)
-        body = tongue.error(status, code, message_of(code))
+        body = tongue.error(status, code, message_of(code, words=words))
         return Answer(status=status, headers=headers, body=body, code=code, keep=keep)

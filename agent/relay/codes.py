@@ -18,23 +18,35 @@ CODES: Final[dict[str, tuple[int, str]]] = {
         400,
         f"a narrowing routing hint is malformed, or hints are larger than {limits.HINT_HEADERS // limits.KIB} KiB",
     ),
+    "locality": (400, "no endpoint of this model is within the allowed locality"),
+    "not_in_subset": (400, "no endpoint of this model meets the terms of x-pairmesh-require"),
     "capability": (400, "no endpoint of this model has a capability that the request needs"),
-    "context_too_small": (400, "the request is longer than any endpoint's context"),
+    "context_length_exceeded": (400, "the request is longer than the model's context"),
     "route_malformed": (400, "the route header is missing or malformed"),
     "route_mismatch": (400, "the body is not the one that the route header announced"),
     "unauthorized": (401, "a valid key is needed"),
-    "host_refused": (403, "this Host is not served here"),
-    "origin_refused": (403, "requests from this origin are not allowed"),
+    "host_refused": (403, "this Host is not served here: the setting api.hosts lists further names"),
+    "origin_refused": (
+        403,
+        "web pages of this origin may not call this API: the setting api.origins lists those that may",
+    ),
     "engine_admin_disabled": (403, "changing an engine's models is not done here: ask the engine itself"),
     "role": (403, "the caller's role does not permit this"),
-    "route_unknown": (404, "no such route"),
+    "route_unknown": (
+        404,
+        "no such route: the base URL for OpenAI clients ends in /v1, that for Ollama clients is the host and port alone",
+    ),
     "model_absent": (404, "no reachable endpoint offers this model"),
     "method": (405, "the method is not allowed on this route"),
     "head_timeout": (408, f"the request head took longer than {limits.REQUEST_HEAD_TIME // 1000} s"),
     "body_timeout": (408, f"the body came slower than {limits.BODY_PACE_PER_S // limits.KIB} KiB/s"),
     "body_too_large": (413, f"the body is larger than {limits.REQUEST_BODY // limits.MIB} MiB"),
     "target_too_long": (414, f"the request target is longer than {limits.REQUEST_TARGET // limits.KIB} KiB"),
-    "media_type": (415, "the body must be application/json without content encoding"),
+    "media_type": (
+        415,
+        "the body must be application/json without content encoding; another type is only read as JSON if the request has "
+        "no Origin, Referer, Cookie or Sec-Fetch-* header",
+    ),
     "expectation": (417, "only the expectation 100-continue can be met"),
     "queue_full": (429, "every endpoint of this model is full"),
     "pressure": (429, "every host of this model is under pressure"),
@@ -46,21 +58,22 @@ CODES: Final[dict[str, tuple[int, str]]] = {
         f"the request head is larger than {limits.REQUEST_HEAD // limits.KIB} KiB "
         f"or has more than {limits.REQUEST_HEADERS} headers",
     ),
-    "upstream_unreachable": (502, "no endpoint could be reached"),
+    "refused": (429, "every endpoint of this model has refused this request"),
+    "upstream_unreachable": (502, "no endpoint that was tried has answered"),
     "upstream_protocol": (502, "the endpoint did not speak proper HTTP"),
     "tried": (502, "every endpoint of this model has failed this request"),
-    "refused": (502, "every endpoint of this model has refused this request"),
     "untrusted": (503, "no trusted node offers this model"),
-    "locality": (503, "no endpoint within the allowed locality"),
-    "not_in_subset": (503, "no endpoint meets the request's own terms"),
     "unreachable": (503, "no endpoint of this model is reachable"),
     "breaker_open": (503, "every endpoint of this model is resting after failures"),
     "draining": (503, "every endpoint of this model is draining"),
-    "does_not_fit": (503, "the model does not fit into memory anywhere now"),
+    "does_not_fit": (
+        503,
+        "the model's weights are larger than the memory that any endpoint can get for them",
+    ),
     "overloaded": (503, "too many requests are in flight"),
-    "starting": (503, "the node is starting"),
+    "starting": (503, "the node has just started and has not heard of all engines and nodes yet"),
     "shutting_down": (503, "the node is shutting down"),
-    "deadline": (504, "no endpoint can start the request in time"),
+    "deadline": (504, "the request's deadline passed before it could begin"),
     "upstream_timeout": (504, "the endpoint did not answer in time"),
     "upstream_lost": (502, "the endpoint broke off its answer"),
     "loop_detected": (508, "the request has already passed through this mesh"),
@@ -69,14 +82,38 @@ CODES: Final[dict[str, tuple[int, str]]] = {
 RETRY_AFTER_S: Final = 1
 """Said with a 429 or 503 when nothing better is known; placement's refusals know better."""
 
+WAITING_IS_NO_HELP: Final = frozenset({"does_not_fit"})
+"""Codes with a status that asks clients to come back, of which none is told when."""
+
+OF_PEERS: Final = frozenset({"route_malformed", "route_mismatch", "role"})
+"""Codes that only a peer's router is ever told."""
+
+_SAID_AS: Final = {"context_too_small": "context_length_exceeded"}
+
 
 def status_of(code: str) -> int:
     return CODES[code][0]
 
 
-def message_of(code: str, counts: Iterable[tuple[str, int]] = (), nearest: Iterable[str] = ()) -> str:
-    """The text for ``code``, with how many rows fell to which code and which offered names come near."""
-    text = CODES[code][1] if code in CODES else "the request cannot be served"
+def said_as(reason: str) -> str:
+    """The code under which clients know a refusal of placement's."""
+    return _SAID_AS.get(reason, reason)
+
+
+def is_passing(status: int, code: str) -> bool:
+    """Whether a client is told when to come back."""
+    return status in (429, 503) and code not in WAITING_IS_NO_HELP
+
+
+def message_of(
+    code: str,
+    counts: Iterable[tuple[str, int]] = (),
+    nearest: Iterable[str] = (),
+    words: str | None = None,
+) -> str:
+    """The text for ``code``, or the ``words`` that fit this very refusal better, with how many rows fell to which code and
+    which offered names come near."""
+    text = words or (CODES[code][1] if code in CODES else "the request cannot be served")
     told = ", ".join(f"{name} {count}" for name, count in counts)
     near = ", ".join(nearest)
     return text + (f" ({told})" if told else "") + (f"; similar models: {near}" if near else "")

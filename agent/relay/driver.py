@@ -559,6 +559,7 @@ class Courier:
 
     def _end_attempt(self, action: ev.EndAttempt) -> None:
         outcome, now = action.outcome, int(self._now)
+        self._answer.cause = outcome.cause
         leg = self._leg(outcome.attempt)
         routed = leg.routed
         self._legs.remove(leg)

@@ -28,6 +28,7 @@ from agent.relay.route import encode_state, parse_route
 from agent.relay.wiring import Wiring
 from router_core import limits
 from router_core.exchange.events import Reply
+from router_core.exchange.failure import Cause
 from router_core.ids import id8_of
 from router_core.placement.local import LocalWork
 from router_core.placement.request import Endpoint
@@ -331,6 +332,7 @@ class IngressVoice:
         routed: Routed | None,
         attempts: int,
         held_ms: int | None,
+        cause: Cause | None = None,
     ) -> Answer:
         return _told(told.status, told.code, _ERROR, self._states.headers(), keep=True)
 

@@ -19,6 +19,11 @@ OPENAI = (
 )
 JSON: Headers = [(b"content-type", b"application/json")]
 _TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
+_GREETING = b"Ollama is running"
+"""What an Ollama server says at its root, byte for byte: clients compare it."""
+_API_VERSION = "0.13.0"
+"""The version of Ollama whose API is spoken here where no Ollama server tells its own. From 0.13.4 on clients expect
+``/v1/responses``."""
 
 
 class Lists:
@@ -62,19 +67,15 @@ class Lists:
         self._generation = listing.generation
 
 
-def running(listing: Listing) -> Answer:
+def running(listing: Listing, wall_ms: int) -> Answer:
     """``/api/ps``: one entry per node and model in memory."""
-    return Answer(status=200, headers=JSON, body=ps_of(listing.held()))
+    return Answer(status=200, headers=JSON, body=ps_of(listing.held(), wall_ms))
 
 
-def version(listing: Listing) -> Answer | None:
-    """``/api/version``: the least version of the Ollama servers, None if there is none."""
-    least = least_version(listing.versions())
-    return (
-        None
-        if least is None
-        else Answer(status=200, headers=JSON, body=msgspec.json.encode({"version": least}))
-    )
+def version(listing: Listing) -> Answer:
+    """``/api/version``: the least version of the Ollama servers, else that of the API that is spoken here."""
+    least = least_version(listing.versions()) or _API_VERSION
+    return Answer(status=200, headers=JSON, body=msgspec.json.encode({"version": least}))
 
 
 def health(phase: Phase) -> Answer:
@@ -86,7 +87,7 @@ def health(phase: Phase) -> Answer:
 
 def greeting() -> Answer:
     """``/``."""
-    return Answer(status=200, headers=_TEXT, body=b"pairmesh is running")
+    return Answer(status=200, headers=_TEXT, body=_GREETING)
 
 
 def _entry(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Ollama's lists, written as its own clients read them. What is unknown is the empty value they know: "" or 0."""
+"""Ollama's lists, written as its own clients read them: what is unknown is a value that they can show."""
 
 import re
 from collections.abc import Iterable
@@ -11,6 +11,10 @@ from agent.relay.dialects.ollama import NATIVE
 from agent.relay.ports import Held, Offered
 
 _NO_TIME = "1970-01-01T00:00:00Z"
+_NO_DIGEST = "0" * 64
+"""Ollama's own client cuts a digest at its twelfth letter, and breaks where there is none."""
+_KEEP_ALIVE_MS = 300_000
+"""How long an Ollama server keeps a model by default; it tells so itself while it does not know better."""
 _DIGITS = re.compile(r"\d+")
 
 
@@ -28,11 +32,11 @@ def tags_of(offered: Iterable[Offered]) -> bytes:
     return msgspec.json.encode({"models": [_tag(each) for each in listed]})
 
 
-def ps_of(held: Iterable[Held]) -> bytes:
-    """``/api/ps``: every one of ``held`` with a dialect of Ollama, by name."""
+def ps_of(held: Iterable[Held], wall_ms: int) -> bytes:
+    """``/api/ps`` at ``wall_ms``: every one of ``held`` with a dialect of Ollama, by name."""
     listed = [each for each in held if each.offered.dialects & NATIVE]
     listed.sort(key=lambda each: each.offered.name)
-    return msgspec.json.encode({"models": [_running(each) for each in listed]})
+    return msgspec.json.encode({"models": [_running(each, wall_ms) for each in listed]})
 
 
 def least_version(versions: Iterable[str]) -> str | None:
@@ -51,27 +55,28 @@ def _tag(offered: Offered) -> dict[str, Any]:
     }
 
 
-def _running(held: Held) -> dict[str, Any]:
-    """Where it is not known how much is on GPUs, both sizes are 0: Ollama's client shows that as unknown."""
-    share, size = held.vram_share_pct, held.size_bytes or 0
+def _running(held: Held, wall_ms: int) -> dict[str, Any]:
+    """Where it is not known how much is on GPUs, more is told to be than there is: Ollama's client shows that as unknown,
+    and nothing there as all on the CPU."""
+    share, size = held.vram_share_pct, held.size_bytes or held.offered.size_bytes or 0
+    at_ms = wall_ms + _KEEP_ALIVE_MS if held.expires_ms is None else held.expires_ms
+    at = datetime.fromtimestamp(at_ms / 1_000, UTC)
     told: dict[str, Any] = {
         "name": held.offered.name,
         "model": held.offered.name,
-        "size": size if share is not None else 0,
+        "size": size,
         "digest": _digest(held.offered),
         "details": _details(held.offered),
+        "expires_at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "size_vram": size * share // 100 if share is not None and size else size + 1,
     }
-    if held.expires_ms is not None:
-        at = datetime.fromtimestamp(held.expires_ms / 1_000, UTC)
-        told["expires_at"] = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    told["size_vram"] = size * share // 100 if share is not None else 0
     if held.ctx is not None:
         told["context_length"] = held.ctx
     return told
 
 
 def _digest(offered: Offered) -> str:
-    return offered.digest.hex() if offered.digest is not None else ""
+    return offered.digest.hex() if offered.digest is not None else _NO_DIGEST
 
 
 def _details(offered: Offered) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from agent.relay.dialects.walk import Span
 from router_core import limits
 from router_core.record.state import Dialect
 
+_MARK = b"\xef\xbb\xbf"
+
 ReadFacts = Callable[[Dialect, bytes | bytearray], Facts | BodyFault]
 
 
@@ -26,11 +28,12 @@ def is_heavy(body: bytes | bytearray) -> bool:
 class Parcel:
     """One body. It is sent as it came unless the model's name must change or a ``pairmesh`` member is cut."""
 
-    __slots__ = ("_member", "_model_at", "body", "facts")
+    __slots__ = ("_mark", "_member", "_model_at", "body", "facts")
 
-    def __init__(self, body: bytes | bytearray, facts: Facts) -> None:
+    def __init__(self, body: bytes | bytearray, facts: Facts, mark: bytes = b"") -> None:
         self.body = body
         self.facts = facts
+        self._mark = mark
         self._model_at: Span | None = None
         self._member: Span | None = None
 
@@ -43,11 +46,15 @@ class Parcel:
 
     @classmethod
     def read(cls, facts_of: ReadFacts, dialect: Dialect, body: bytes | bytearray) -> "Parcel | BodyFault":
-        """Read a ``body`` that is not heavy; a fault if it is ours to refuse."""
+        """Read a ``body`` that is not heavy; a fault if it is ours to refuse. A byte order mark before it is the engine's
+        to judge."""
+        mark = body[:3] if body[:3] == _MARK else b""
+        if mark:
+            body = body[3:]
         facts = facts_of(dialect, body)
         if isinstance(facts, BodyFault):
             return facts
-        parcel = cls(body, facts)
+        parcel = cls(body, facts, bytes(mark))
         if facts.hints is not None or spans.suspicious(body, facts.model_key):
             fault = parcel._locate()
             if fault is not None:
@@ -58,11 +65,12 @@ class Parcel:
         """The body for a target that calls the model ``name``."""
         renamed = name if name != self.facts.model else None
         if renamed is None and self._member is None:
-            return self.body
+            return self._mark + self.body if self._mark else self.body
         if self._model_at is None:
             self._locate()
         assert self._model_at is not None
-        return spans.rewrite(self.body, self._model_at, self._member, renamed)
+        told = spans.rewrite(self.body, self._model_at, self._member, renamed)
+        return self._mark + told if self._mark else told
 
     def drop(self) -> None:
         """The body will not be sent again."""

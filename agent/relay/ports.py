@@ -92,7 +92,8 @@ class Routed(Struct, frozen=True, gc=False):
 
 
 class Turned(Struct, frozen=True, kw_only=True):
-    """Nobody can take the request. ``counts`` are rows per exclusion code, ``nearest`` up to 3 model names."""
+    """Nobody can take the request. ``counts`` are rows per exclusion code, ``nearest`` up to 3 model names. ``words`` say
+    what this very request lacks, if that is more than its code says."""
 
     decision_id: str | None
     status: int
@@ -101,6 +102,7 @@ class Turned(Struct, frozen=True, kw_only=True):
     counts: tuple[tuple[str, int], ...] = ()
     nearest: tuple[str, ...] = ()
     hints: str | None = None
+    words: str | None = None
 
 
 class Queued(Struct, frozen=True, kw_only=True):

@@ -1,15 +1,40 @@
 """What API clients are told besides an upstream's own reply: errors in their dialect, and where they were served."""
 
-from agent.relay.codes import RETRY_AFTER_S, message_of
+from agent.relay.codes import RETRY_AFTER_S, is_passing, message_of, said_as
 from agent.relay.dialects.relayed import Tongue
 from agent.relay.front import Answer
 from agent.relay.headers import Headers, lines_of, own_line
 from agent.relay.lists import JSON
 from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
+from router_core.exchange.failure import Cause
 
 API_SIDE = "api"
 """The side of the listener that clients reach, whose requests are placed here; what peers send in was placed by them."""
+
+
+_AFTER_A_TRY = frozenset({404, 502, 504})
+_OF_UPSTREAMS = frozenset({"upstream_unreachable", "upstream_protocol", "upstream_timeout"})
+_CAUSES = {
+    Cause.CONNECT_REFUSED: "the endpoint refused the connection: its engine is not running",
+    Cause.CONNECT_FAILED: "no connection to the endpoint could be made",
+    Cause.CONNECT_TIMEOUT: "the endpoint did not take the connection in time",
+    Cause.IDENTITY: "at the address of the node that was chosen, another one answers",
+    Cause.POOL_FULL: "all connections that this node makes to the endpoint are in use",
+    Cause.NO_CONTINUE: "the node that was chosen did not take the request in time",
+    Cause.EOF: "the endpoint took the request and closed the connection before it answered",
+    Cause.RESET: "the endpoint took the request and broke the connection before it answered",
+    Cause.TRUNCATED: "the endpoint's answer ended before it began",
+    Cause.PROTOCOL: "the endpoint did not speak proper HTTP",
+    Cause.FIRST_BYTE: "no byte came from the endpoint within the first_byte_ms of its manifest",
+    Cause.DEADLINE: "the request's deadline passed before the endpoint answered",
+    Cause.SILENT: "the endpoint gave no sign of life",
+    Cause.SUSPECT: "the node that was chosen gave no sign of life",
+    Cause.PEER_FAULT: "the node that was chosen could not have the request answered",
+    Cause.INTERNAL: "an error of this node's own kept the request from being sent",
+    Cause.GONE: "the node or the endpoint that was chosen is gone",
+}
+"""What happened at the last attempt, where an answer never began."""
 
 
 class ApiVoice:
@@ -31,30 +56,35 @@ class ApiVoice:
         routed: Routed | None,
         attempts: int,
         held_ms: int | None,
+        cause: Cause | None = None,
     ) -> Answer:
         headers = [*JSON, (b"x-request-id", asked.request_id.encode("ascii"))]
         decision = routed.decision_id if turned is None and routed is not None and asked.is_work else None
         counts: tuple[tuple[str, int], ...] = ()
         nearest: tuple[str, ...] = ()
+        words = _CAUSES.get(cause) if cause is not None and told.code in _OF_UPSTREAMS else None
         hints = routed.hints if routed is not None else None
         if turned is not None:
             decision, hints = turned.decision_id, turned.hints
             if turned.code == told.code:
-                counts, nearest = turned.counts, turned.nearest
+                counts, nearest, words = turned.counts, turned.nearest, turned.words
         if decision is not None:
             headers.append((b"x-pairmesh-decision-id", decision.encode("ascii")))
         headers.append((b"x-pairmesh-reason", told.code.encode("ascii")))
-        if attempts > 1:
+        if routed is not None and told.status in _AFTER_A_TRY:
+            headers.append((b"x-pairmesh-node", routed.label.encode("ascii")))
+        if attempts > 1 or (attempts and told.status in _AFTER_A_TRY):
             headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
-            if told.status in (502, 504):
-                headers.append((b"x-should-retry", b"false"))
+        if attempts > 1 and told.status in (502, 504):
+            headers.append((b"x-should-retry", b"false"))
         if hints is not None:
             headers.append((b"x-pairmesh-hints", hints.encode("ascii")))
         if held_ms is not None:
             headers.append((b"server-timing", b"queue;dur=%d" % held_ms))
-        if told.status in (429, 503):
+        if is_passing(told.status, told.code):
             headers.append((b"retry-after", b"%d" % (told.retry_after_s or RETRY_AFTER_S)))
-        body = self._tongue.error(told.status, told.code, message_of(told.code, counts, nearest))
+        code = said_as(told.code)
+        body = self._tongue.error(told.status, code, message_of(code, counts, nearest, words))
         return Answer(status=told.status, headers=headers + self._cors, body=body, code=told.code)
 
     def stream_error(self, code: str, *, mid_event: bool) -> bytes:

@@ -146,6 +146,7 @@ class Voice(Protocol):
         routed: Routed | None,
         attempts: int,
         held_ms: int | None,
+        cause: Cause | None = None,
     ) -> Answer:
         """A whole error reply of our own."""
 

@@ -67,7 +67,7 @@ def test_a_question_has_fifteen_seconds_in_all() -> None:
         ("tiniest:latest", (), 404, "model_absent"),
         ("../x", (), 400, "model_name_invalid"),
         ("tiny", (("x-pairmesh-require", "nonsense"),), 400, "hint_malformed"),
-        ("tiny", (("x-pairmesh-require", "node=@nobody"),), 503, "not_in_subset"),
+        ("tiny", (("x-pairmesh-require", "node=@nobody"),), 400, "not_in_subset"),
     ],
 )
 def test_a_question_that_nobody_can_answer_is_turned_away(

@@ -66,6 +66,35 @@ async def test_pages_of_other_origins_are_refused(header: bytes) -> None:
     assert not [name for name in headers if name.startswith("access-control")]
 
 
+async def test_scripts_of_an_allowed_origin_may_read_what_the_mesh_says_of_a_reply() -> None:
+    async with Recorder() as up, running(up.port, doors_of=doors) as relay:
+        origin = b"Origin: http://app.example\r\n"
+        served = await ask(relay.port, post(relay.port, headers=origin))
+        refused = await ask(relay.port, post(relay.port, b"{}", headers=origin))
+        for heard in (served, refused):
+            exposed = set(heard.headers["access-control-expose-headers"].split(", "))
+            told = {name for name in heard.headers if name.startswith("x-pairmesh-")}
+            assert exposed >= told | {"x-request-id", "retry-after"}
+        stranger = await ask(relay.port, post(relay.port))
+        assert "access-control-expose-headers" not in stranger.headers
+
+
+@pytest.mark.parametrize("written", ["http://localhost:80", "http://localhost"])
+@pytest.mark.parametrize("sent", [b"http://localhost", b"http://localhost:80"])
+async def test_the_port_that_a_scheme_stands_for_makes_no_other_origin(written: str, sent: bytes) -> None:
+    def open_doors(port: int) -> Doors:
+        return Doors.of(("127.0.0.1", port), origins=(written, "https://a.example:443"))
+
+    async with Recorder() as up, running(up.port, doors_of=open_doors) as relay:
+        heard = await ask(relay.port, post(relay.port, headers=b"Origin: %s\r\n" % sent))
+        assert (heard.status, heard.headers["access-control-allow-origin"]) == (200, sent.decode())
+        heard = await ask(relay.port, post(relay.port, headers=b"Origin: https://a.example\r\n"))
+        assert heard.status == 200
+        for other in (b"https://localhost", b"http://localhost:8080", b"http://a.example:443"):
+            heard = await ask(relay.port, post(relay.port, headers=b"Origin: %s\r\n" % other))
+            assert (heard.status, "api.origins" in heard.body.decode()) == (403, True)
+
+
 async def test_an_allowed_origin_may_read_and_gets_its_preflight() -> None:
     async with Recorder() as up, running(up.port, doors_of=doors) as relay:
         origin = b"Origin: http://app.example\r\n"
@@ -106,7 +135,12 @@ async def test_what_is_no_route_is_told_so(raw: bytes, status: int, code: str) -
 
 @pytest.mark.parametrize(
     "header",
-    [b"Content-Type: text/plain\r\n", b"", b"Content-Type: application/json\r\nContent-Encoding: gzip\r\n"],
+    [
+        b"Content-Type: text/plain\r\nReferer: http://x/\r\n",
+        b"Cookie: a=b\r\n",
+        b"Sec-Fetch-Mode: no-cors\r\nContent-Type: application/x-www-form-urlencoded\r\n",
+        b"Content-Type: application/json\r\nContent-Encoding: gzip\r\n",
+    ],
 )
 @pytest.mark.threat("T18")
 async def test_a_body_must_be_plain_json(header: bytes) -> None:
@@ -128,6 +162,8 @@ async def test_a_body_must_be_plain_json(header: bytes) -> None:
         (b'{"model":"a","model":"b"}', "duplicate_key"),
         (b'{"model":"a","mod\\u0065l":"b"}', "duplicate_key"),
         (b'{"pairmesh":{},"model":"a","pairmesh":{}}', "duplicate_key"),
+        (b'\xef\xbb\xbf{"model":7}', "model_missing"),
+        (b'\xef\xbb\xbf{"model":"a","model":"b"}', "duplicate_key"),
     ],
 )
 async def test_a_body_that_names_no_model_is_refused_in_the_dialects_envelope(body: bytes, code: str) -> None:
@@ -220,3 +256,32 @@ async def test_the_list_holds_equal_names_once_sorted_and_no_node() -> None:
         assert b'"b"' in (await ask(relay.port, get(relay.port, b"/v1/models"))).body
         relay.listed.generation += 1
         assert b'"b"' not in (await ask(relay.port, get(relay.port, b"/v1/models"))).body
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "the body is not valid JSON: it is empty"),
+        (b"[]", "the body is JSON, but no object"),
+        (b'{"model": "m", nope}', "the body is not valid JSON at byte 15"),
+        (b'{"model"', "the body is not valid JSON within its 8 bytes"),
+        (b'{"model":"m"}x', "the body is not valid JSON at byte 14"),
+        (b'{"a":' * 50_000, "the body is nested too deeply"),
+    ],
+)
+async def test_a_body_that_is_no_object_is_told_where(body: bytes, why: str) -> None:
+    async with running() as relay:
+        heard = await ask(relay.port, post(relay.port, body))
+        assert (heard.status, json.loads(heard.body)["error"]["message"]) == (400, why)
+
+
+async def test_a_byte_order_mark_is_passed_on_and_the_engine_decides() -> None:
+    """llama-server reads such a body."""
+    marked = b"\xef\xbb\xbf" + BODY
+    async with Recorder() as up, running(up.port) as relay:
+        assert (await ask(relay.port, post(relay.port, marked))).status == 200
+        assert up.requests[0].body == marked
+        relay.fleet.served = "other"
+        assert (await ask(relay.port, post(relay.port, marked))).status == 200
+        assert up.requests[1].body.startswith(b"\xef\xbb\xbf{")
+        assert json.loads(up.requests[1].body)["model"] == "other"

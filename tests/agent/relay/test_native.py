@@ -186,20 +186,33 @@ async def test_a_body_of_another_type_is_read_on_loopback_and_from_no_page() -> 
         for headers in (form, b"Content-Type: text/plain; charset=utf-8\r\n", b""):
             assert await status(b"/api/generate", headers, relay.port) == 200
         assert {request.value(b"content-type") for request in up.requests} == {b"application/json"}
-        for extra in (b"Referer: http://x/\r\n", b"Cookie: a=b\r\n", b"Sec-Fetch-Site: none\r\n"):
+        marks = b"Referer: http://x/", b"Cookie: a=b", b"Sec-Fetch-Site: none", b"Content-Encoding: gzip"
+        for extra in (mark + b"\r\n" for mark in marks):
             assert await status(b"/api/generate", form + extra, relay.port) == 415
-        assert await status(b"/api/generate", form + b"Content-Encoding: gzip\r\n", relay.port) == 415
-        assert await status(b"/api/generate", b"Content-Type: multipart/form-data\r\n", relay.port) == 415
-        assert await status(b"/v1/completions", form, relay.port) == 415
-        assert len(up.requests) == 3
+            assert await status(b"/v1/completions", form + extra, relay.port) == 415
+        assert await status(b"/api/generate", b"Content-Type: multipart/form-data\r\n", relay.port) == 200
+        for headers in (form, b"Content-Type: text/plain\r\n", b""):
+            assert await status(b"/v1/completions", headers, relay.port) == 200
+        assert len(up.requests) == 7
 
 
 async def test_an_unknown_route_below_api_is_told_in_ollamas_envelope() -> None:
     async with running() as relay:
-        heard = await ask(relay.port, get(relay.port, b"/api/nope"))
-        assert (heard.status, json.loads(heard.body)) == (404, {"error": "no such route"})
+        for path in (b"/api/nope", b"/api"):
+            heard = await ask(relay.port, get(relay.port, path))
+            assert (heard.status, json.loads(heard.body)) == (404, {"error": CODES["route_unknown"][1]})
+
+
+async def test_a_node_without_ollama_answers_as_one_at_its_root_and_for_its_version() -> None:
+    async with running() as relay:
+        root = await ask(relay.port, get(relay.port, b"/"))
+        assert (root.status, root.body) == (200, b"Ollama is running")
+        assert root.headers["content-type"] == "text/plain; charset=utf-8"
+        version = json.loads((await ask(relay.port, get(relay.port, b"/api/version"))).body)["version"]
+        assert (0, 6, 4) <= tuple(map(int, version.split("."))) < (0, 13, 4)
+        relay.listed.ollama = ["0.9.0", "0.14.2"]
         heard = await ask(relay.port, get(relay.port, b"/api/version"))
-        assert (heard.status, json.loads(heard.body)) == (404, {"error": "no such route"})
+        assert json.loads(heard.body) == {"version": "0.9.0"}
 
 
 async def test_head_and_get_agree_on_every_view() -> None:
@@ -243,7 +256,7 @@ def test_two_digests_of_one_name_are_two_models_and_no_digest_is_none_of_its_own
         Offered(name="a:1b", dialects=NATIVE),
     ]))  # fmt: skip
     assert [(model.name, model.digest) for model in told.models] == [
-        ("a:1b", ""),
+        ("a:1b", "0" * 64),
         ("m:1b", one.hex()),
         ("m:1b", two.hex()),
     ]
@@ -252,30 +265,35 @@ def test_two_digests_of_one_name_are_two_models_and_no_digest_is_none_of_its_own
 
 @pytest.mark.parametrize(
     ("size", "share", "told"),
-    [(1_000, 25, (1_000, 250)), (1_000, 0, (1_000, 0)), (1_000, None, (0, 0)), (None, 50, (0, 0))],
+    [
+        (1_000, 25, (1_000, 250)),
+        (1_000, 0, (1_000, 0)),
+        (1_000, None, (1_000, 1_001)),
+        (None, 50, (0, 1)),
+        (None, None, (0, 1)),
+    ],
 )
 def test_a_split_that_is_not_known_is_told_as_ollamas_client_reads_it(
     size: int | None, share: int | None, told: tuple[int, int]
 ) -> None:
     offered = Offered(name="m:1b", dialects=NATIVE)
-    (model,) = check(
-        "/api/ps", with_expiry(Held(offered=offered, size_bytes=size, vram_share_pct=share))
-    ).models
+    held = Held(offered=offered, size_bytes=size, vram_share_pct=share)
+    (model,) = check("/api/ps", ps_of([held], WALL_MS)).models
     assert (model.size, model.size_vram) == told
 
 
-def with_expiry(held: Held) -> bytes:
-    """A list of ``held``; of a peer's model the expiry is not known, which the schema of one server demands."""
-    told: dict[str, Any] = json.loads(ps_of([held]))
-    assert "expires_at" not in told["models"][0]
-    told["models"][0]["expires_at"] = "2026-01-01T00:00:00Z"
-    return json.dumps(told).encode()
+WALL_MS = 1_767_225_600_000
+
+
+def test_an_expiry_that_is_not_known_is_told_as_five_minutes_from_now() -> None:
+    (model,) = check("/api/ps", ps_of([Held(offered=Offered(name="m:1b", dialects=NATIVE))], WALL_MS)).models
+    assert model.expires_at == "2026-01-01T00:05:00.000Z"
 
 
 def test_an_expiry_and_a_context_are_told_where_they_are_known() -> None:
     offered = Offered(name="m:1b", dialects=NATIVE)
     (model,) = check(
-        "/api/ps", ps_of([Held(offered=offered, expires_ms=1_767_225_600_123, ctx=4_096)])
+        "/api/ps", ps_of([Held(offered=offered, expires_ms=1_767_225_600_123, ctx=4_096)], WALL_MS)
     ).models
     assert (model.expires_at, model.context_length) == ("2026-01-01T00:00:00.123Z", 4_096)
 
@@ -314,7 +332,9 @@ def test_any_offers_make_a_list_that_ollamas_clients_can_read(offers: list[Offer
     assert {model.name for model in told.models} == {offer.name for offer in offers}
     listed = [(model.name, model.digest) for model in told.models]
     assert len(set(listed)) == len(listed)
-    assert json.loads(ps_of(Held(offered=offer, size_bytes=7, vram_share_pct=3) for offer in offers))
+    assert json.loads(
+        ps_of((Held(offered=offer, size_bytes=7, vram_share_pct=3) for offer in offers), WALL_MS)
+    )
 
 
 # --- the ingress ---------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from agent.relay.front import Answer
 from agent.relay.ports import Asked, Routed, Turned
 from agent.relay.voice import ApiVoice
 from router_core.exchange.events import Reply
+from router_core.exchange.failure import Cause
 from router_core.record.state import Dialect
 
 VOICE = ApiVoice(tongue_of(b"/v1/chat/completions"), [(b"vary", b"Origin")])
@@ -122,3 +123,40 @@ def test_a_refusal_tells_the_wait_and_the_hints_of_whoever_spoke_last() -> None:
     )
     assert headers["x-pairmesh-hints"] == "class=clamped"
     assert "server-timing" not in headers
+
+
+def test_an_error_of_our_own_after_a_try_says_where_and_how_often_it_was_tried() -> None:
+    for code, status in (("upstream_unreachable", 502), ("upstream_timeout", 504), ("model_absent", 404)):
+        _, headers = refused(code, status, routed=ROUTED, attempts=1)
+        assert (headers["x-pairmesh-node"], headers["x-pairmesh-attempts"]) == ("@here/e", "1")
+        _, headers = refused(code, status)
+        assert not {"x-pairmesh-node", "x-pairmesh-attempts"} & headers.keys()
+    _, headers = refused("queue_full", 429, routed=ROUTED, attempts=1, turned=TURNED)
+    assert not {"x-pairmesh-node", "x-pairmesh-attempts"} & headers.keys()
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.IDLE])
+def test_an_answer_that_never_began_is_told_by_what_happened(cause: Cause) -> None:
+    """An engine that took the request and died was told as one that could not be reached."""
+    told = message("upstream_unreachable", 502, routed=ROUTED, attempts=1, cause=cause)
+    assert told != message("upstream_unreachable", 502)
+    assert message("queue_full", 429, turned=TURNED, cause=cause) == message("queue_full", 429, turned=TURNED)
+
+
+def test_a_prompt_that_is_too_long_is_told_as_clients_look_for_it() -> None:
+    words = "This model's maximum context length is 4096 tokens."
+    turned = replace(TURNED, status=400, code="context_too_small", words=words)
+    answer, headers = refused("context_too_small", 400, turned=turned)
+    error = json.loads(answer.body)["error"]
+    assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+    assert error["message"].startswith(words)
+    assert headers["x-pairmesh-reason"] == "context_too_small"
+
+
+def test_who_cannot_be_helped_by_waiting_is_told_no_time_to_come_back() -> None:
+    assert "retry-after" not in refused("does_not_fit", 503, retry_after_s=9)[1]
+
+
+def message(code: str, status: int, **over: Any) -> str:
+    told: str = json.loads(refused(code, status, **over)[0].body)["error"]["message"]
+    return told
