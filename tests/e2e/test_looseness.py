@@ -93,7 +93,7 @@ async def test_of_the_body_nothing_but_the_name_changes_on_the_way(stage: Stage)
 async def test_it_does_not_where_nobody_asked_for_it(stage: Stage, headers: dict[str, str]) -> None:
     before = list(stage.engines["beta"].asked)
     status, told, body = await stage.ask("toy:Q4_K_M", AT_BETA | headers)
-    assert (status, body["error"]["code"]) == (503, "not_in_subset")
+    assert (status, body["error"]["code"]) == (400, "not_in_subset")
     assert "x-pairmesh-match" not in told
     assert stage.engines["beta"].asked == before
 
