@@ -132,6 +132,28 @@ async def test_removal_needs_a_reference_to_one_member(tmp_path):
     assert (await here.membership.remove("@box")).code is RemoveCode.AMBIGUOUS
     assert (await here.membership.remove("")).code is RemoveCode.NOT_A_MEMBER
     assert len(ids(here)) == 2
+    marked = await here.membership.remove(f"@box~{twin.own.node_id[:4]}")
+    assert (marked.code, marked.node_id) == (RemoveCode.REMOVED, twin.own.node_id)
+    assert (await here.membership.remove("@box")).code is RemoveCode.REMOVED
+
+
+async def test_a_name_that_this_node_has_as_well_names_nobody_who_could_be_removed(tmp_path):
+    (here,) = await nodes(tmp_path, "box")
+    twin = await start_node(tmp_path / "twin", "box")
+    await here.membership.add(twin.file(), twin.own.node_id)
+    assert (await here.membership.remove("@box")).code is RemoveCode.AMBIGUOUS
+    assert (await here.membership.remove(twin.own.node_id)).code is RemoveCode.REMOVED
+
+
+async def test_a_removal_counts_what_was_open_before_anybody_was_told(tmp_path):
+    here, there = await nodes(tmp_path, "here", "there")
+    await here.membership.add(there.file(), there.own.node_id)
+    links = [1, 2]
+    here.membership.count_also(lambda member: len(links) if member.id16 == there.own.id16 else 0)
+    here.membership.count_also(lambda _member: 3)
+    here.membership.subscribe(lambda _members, _mesh_id: links.clear())
+    removed = await here.membership.remove(there.own.node_id)
+    assert removed.aborted == 5
 
 
 @pytest.mark.threat("T48")

@@ -81,6 +81,15 @@ def test_own_words_of_a_member_come_first_then_the_operators_then_sightings() ->
     assert chosen == (at("10.0.0.5"), at("10.0.0.9"), at("192.0.2.1", 80), at("192.0.2.2"))
 
 
+def test_of_members_that_share_a_name_a_marked_hint_means_one() -> None:
+    mark = member(1).node_id[:4]
+    assert not member(2).node_id.startswith(mark)
+    hint = PeerHint(ref=member(1).name, named=True, mark=mark, ip=ip_address("192.0.2.1"), port=7433)
+    assert member(2).name == member(1).name
+    assert book(hint).choose(member(1), ()) == (at("192.0.2.1"),)
+    assert book(hint).choose(member(2), ()) == ()
+
+
 def test_an_address_that_failed_is_tried_last_until_it_works() -> None:
     known = book()
     addrs = said(at("10.0.0.5"), at("10.0.0.6"), at("10.0.0.7"))

@@ -252,6 +252,13 @@ def test_peers_are_a_node_id_or_a_name_and_an_address(tmp_path: Path) -> None:
     )
 
 
+def test_a_peer_of_a_shared_name_is_told_by_how_its_id_begins(tmp_path: Path) -> None:
+    (peer,) = loaded(write(tmp_path, '[mesh]\npeers = ["@ubuntu~k3fz=10.0.0.3"]')).mesh.peers
+    assert (peer.ref, peer.named, peer.mark) == ("ubuntu", True, "k3fz")
+    for wrong in ("@ubuntu~=10.0.0.3", "@ubuntu~k3=10.0.0.3", "@ubuntu~K3FZ=10.0.0.3"):
+        assert "mesh.peers" in faults(tmp_path, f'[mesh]\npeers = ["{wrong}"]')
+
+
 def test_hosts_and_origins_are_kept_as_they_are_compared(tmp_path: Path) -> None:
     text = '[api]\nhosts = ["Box.LAN:8080", "[::1]"]\norigins = ["http://box.lan:3000"]'
     api = loaded(write(tmp_path, text)).api
