@@ -22,9 +22,10 @@ from router_core.exchange.failure import Cause, FailureClass
 from router_core.placement.hold import Joined
 from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request import HintNote, Locality, RequestClass
+from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import CAPABILITIES
-from router_core.record.state import Capability
+from router_core.record.state import Capability, Dialect
 from tests.agent.node.rig import (
     STREAMED,
     World,
@@ -598,3 +599,34 @@ class Requests(RuleBasedStateMachine):
 
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_second_attempt_is_told_in_the_record_of_the_first_and_the_session_goes_where_it_was_served() -> (
+    None
+):
+    world = World()
+    world.own(an_endpoint())
+    world.peer("beta", an_endpoint())
+    choosing = world.ask(request_id="hedged")
+    first = world.route(choosing)
+    other = key_of("beta" if first.at == key_of("me") else "me")
+    now = world.clock.boot_ms()
+    assert choosing.has_other(tried=frozenset({first.at}), refused=frozenset(), now=now)
+    assert not choosing.has_other(tried=frozenset({first.at, other}), refused=frozenset(), now=now)
+    spare = choosing.spare(beside=first, attempt=2, tried=frozenset({first.at}), refused=frozenset(), now=now)
+    assert spare is not None
+    assert (spare.at, spare.decision_id) == (other, first.decision_id)
+    assert len(world.ledger) == 2
+    choosing.first_token(spare.seq)
+    assert choosing.choice is not None
+    assert choosing.choice.endpoint == other
+    choosing.fail(first.seq)
+    choosing.finish(spare.seq)
+    assert len(world.ledger) == 0
+
+
+def test_an_answer_that_is_kept_where_it_is_given_gets_no_second_attempt() -> None:
+    world = World()
+    world.own(an_endpoint())
+    assert world.ask().hedge is Hedge.HUNG
+    assert world.ask(dialect=Dialect.RESPONSES).hedge is Hedge.OFF

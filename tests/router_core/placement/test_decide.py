@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from router_core.exchange.lateness import COST
 from router_core.placement.admission import Gate
 from router_core.placement.choose import choose, field_of, seed_of
 from router_core.placement.decide import decide
@@ -496,3 +497,26 @@ def test_what_is_kept_of_the_kinds_of_requests_is_bounded():
     for number in range(100):
         assert chosen_node(decided(a_request(model=f"model{number}"), fleet)) == f"n{number}"
     assert len(fleet.sifted) == 64
+
+
+def test_an_endpoint_that_is_late_costs_more_and_is_never_refused_for_it():
+    rows = a_row("a", tg=50), a_row("b", tg=45)
+    assert chosen_node(decided(a_request(), a_fleet(*rows))) == "a"
+    late = Live(ledger=a_ledger(), late={rows[0].key: COST})
+    told = decided(a_request(), a_fleet(*rows, live=late))
+    assert chosen_node(told) == "b"
+    adj = {each.row: each.adj for each in told.record.candidates}
+    assert (adj[rows[0].key], adj[rows[1].key]) == (COST, 0.0)
+    assert chosen_node(decided(a_request(), a_fleet(rows[0], live=late))) == "a"
+
+
+def test_a_second_attempt_goes_only_where_a_warm_place_of_the_mesh_is_free():
+    spare = a_request(attempt=2, tried=frozenset({a_row("z").key}), spare=True)
+    for other in (
+        a_row("b", tg=5_000, in_flight=4),
+        a_row("b", tg=5_000, resident=False),
+        a_row("b", tg=5_000, cloud=True),
+    ):
+        assert decided(spare, a_fleet(other)).chosen is None
+        assert chosen_node(decided(spare, a_fleet(other, a_row("c", tg=1)))) == "c"
+    assert decided(spare, a_fleet(a_row("z"))).chosen is None
