@@ -621,6 +621,9 @@ class Courier:
 
     def _leg(self, number: int) -> Leg:
         """The open attempt of this number."""
+        last = self._last
+        if last is not None and last.number == number:
+            return last
         return next(leg for leg in self._legs if leg.number == number)
 
 

@@ -94,6 +94,28 @@ def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request():
     assert ours.makespan_s <= 2.1 * played(healthy, "balanced").makespan_s
 
 
+def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing():
+    scenario = read_scenario("frozen")
+    specs, supply = scenario.specs(built_in().measured), built_in()
+    world = FleetWorld(specs, scenario.wire, 1)
+    dispatch = POLICIES["balanced"](world, Random(1))
+    dropped: list[object] = []
+
+    def start(ask):
+        if ask.number == scenario.load.before:
+            (slow,) = [node for node in world.nodes if node.spec.name == "b"]
+            models = slow.engine.models.items()
+            slow.engine.models = {
+                name: replace(model, pp=model.pp / 60, tg=model.tg / 60) for name, model in models
+            }
+            slow.engine.cancel = dropped.append
+        dispatch.start(ask)
+
+    asks = world.run(requests_of(scenario, specs, 0.0, 1, supply), start)
+    assert {ask.status for ask in asks} == {200}
+    assert (dropped, world.leaks()) == ([], 0)
+
+
 def test_a_burst_beyond_all_room_waits_in_the_router_and_nobody_is_sent_away():
     healthy = replace(read_scenario("frozen"), frozen=())
     burst = replace(healthy, load=replace(healthy.load, requests=40))
