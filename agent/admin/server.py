@@ -7,6 +7,7 @@ included. Each listener holds ``limits.ADMIN_CONNECTIONS`` connections; more are
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -70,9 +71,18 @@ class AdminServer:
         """Listen on a unix socket, 0660 for the group ``pairmesh`` if it is that group's, else 0600.
 
         Raises ``RefuseToStart``: ``socket_path_too_long``, ``socket_in_use`` (another daemon answers there),
-        ``socket_blocked`` (something that is no socket is in the way).
+        ``socket_blocked`` (something that is no socket is in the way), ``socket_not_made``. A full disk raises ``OSError``:
+        it may not be full at the next start.
         """
-        sock, inode = _bound(path, self._admission.group)
+        try:
+            sock, inode = _bound(path, self._admission.group)
+        except OSError as fault:
+            if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RefuseToStart(
+                "socket_not_made",
+                f"{path} cannot be made ({fault.strerror}): let this user write {path.parent}, or set RUNTIME_DIRECTORY",
+            ) from None
         server = _Server(self._answer_socket)
         listener = await asyncio.get_running_loop().create_unix_server(server, sock=sock, backlog=BACKLOG)
         self._socket = path, inode
@@ -251,9 +261,11 @@ def _clear(path: Path) -> None:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             path.unlink()
             return
+        except OSError:
+            pass  # too busy to answer is not dead
     raise RefuseToStart(
         "socket_in_use",
         f"another daemon answers on {path}: stop it, or give this one a runtime folder of its own (RUNTIME_DIRECTORY)",

@@ -1,6 +1,7 @@
 """Claims about the admin API over real sockets: who is answered, what, and with which headers."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -307,6 +308,26 @@ async def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
         await AdminServer(Daemon(tmp_path).routes).listen_socket(blocked)
     assert refused.value.reason == "socket_blocked"
     assert blocked.read_text() == "precious"
+
+
+async def test_a_socket_whose_daemon_is_too_busy_to_answer_is_not_taken_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with contextlib.ExitStack() as open_now:
+        busy = open_now.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        waiting = open_now.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(str(path))
+        with pytest.raises(RefuseToStart) as refused:
+            await AdminServer(Daemon(tmp_path).routes).listen_socket(path)
+        assert refused.value.reason == "socket_in_use"
+        assert path.is_socket()
+
+
+async def test_a_folder_that_takes_no_socket_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RefuseToStart, match="RUNTIME_DIRECTORY") as refused:
+        await AdminServer(Daemon(tmp_path).routes).listen_socket(tmp_path / "absent" / "admin.sock")
+    assert refused.value.reason == "socket_not_made"
 
 
 async def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
