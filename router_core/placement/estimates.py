@@ -30,8 +30,9 @@ class Pace(Struct, frozen=True, gc=False):
     """A row with what follows from its record alone, for any request, so that it is worked out once per snapshot.
 
     ``usual_s`` is what a usual request of its model takes there beside as many as it serves at a time, ``turn_s`` how
-    often one of these ends then. ``told`` counts the requests that its record tells of, ``tpot_s`` are the seconds per
-    token beside those in flight, ``spread`` that of its speed and, where it would have to load, of loading. ``worst`` is
+    often one of these ends then. ``told`` counts the requests that its record tells of, ``ahead`` how many one more would
+    wait for if none of them waited and nothing had changed since; ``is_free`` if that is so however old the record is:
+    there is nobody, or more than one place is left. ``tpot_s`` are the seconds per token beside those in flight, ``spread`` that of its speed and, where it would have to load, of loading. ``worst`` is
     the largest of its factors that no request moves, ``fixed`` what these add to its score.
     """
 
@@ -39,6 +40,8 @@ class Pace(Struct, frozen=True, gc=False):
     usual_s: float
     turn_s: float
     told: int
+    ahead: float
+    is_free: bool
     tpot_s: float
     spread: float
     worst: float
@@ -51,13 +54,17 @@ def pace_of(row: Row, profiles: Profiles, policy: PlacementPolicy) -> Pace:
     spread = row.s_load if row.load_s and row.s_load > row.s_speed else row.s_speed
     usual = profiles.usual(row.profile_key.model)
     usual_s = usual.prompt * row.prefill_s_per_token + usual.output * row.full_token_s
+    told = row.in_flight + row.queued
+    over = told - row.k + 1.0
     worst = max(memory, switch, pressure)
     fixed = weights.memory * memory + weights.switch * switch + weights.pressure * pressure
     return Pace(
         row,
         usual_s,
         usual_s / row.k,
-        row.in_flight + row.queued,
+        told,
+        excess(over if over < 0.0 else 0.0, policy.wait_doubt),
+        not told or over <= -1.0,
         tpot_s(row, row.in_flight),
         spread,
         worst,
@@ -79,17 +86,20 @@ def ahead_of(pace: Pace, added: float, age_ms: int, policy: PlacementPolicy) -> 
     were served, and how many is the less sure the more it may be. Where nobody waits by what is known, an older record is
     never better news.
     """
-    told, k = pace.told, pace.row.k
-    doubt, each = policy.wait_doubt, policy.wait_doubt_each
-    over, variance = told + added - k + 1.0, doubt + each * added
+    told, k, fresh, variance = pace.told, pace.row.k, pace.ahead, policy.wait_doubt
+    if pace.is_free and not added:
+        return fresh
+    each, over = policy.wait_doubt_each, told + added - k + 1.0
+    if added:
+        variance += each * added
+        fresh = excess(over if over < 0.0 else 0.0, variance)
     gone = told + 0.5 * added
     if gone > k:
         gone = k
-    since = age_ms / (1000.0 * pace.usual_s) if pace.usual_s > 0.0 else 1.0
+    since = age_ms / (1000.0 * pace.usual_s)
     if since < 1.0:
         gone *= since
     aged = excess(over - gone, variance + each * gone)
-    fresh = excess(over if over < 0.0 else 0.0, variance)
     return aged if aged > fresh else fresh
 
 
@@ -108,7 +118,14 @@ def herd_of(m_r: float, policy: PlacementPolicy) -> float:
 
 
 def estimate(
-    pace: Pace, need: Need, ahead: float, tpot: float, age_ms: int, hit: int, policy: PlacementPolicy
+    pace: Pace,
+    need: Need,
+    ahead: float,
+    tpot: float,
+    age_ms: int,
+    hit: int,
+    decode_share: float,
+    wait_by_size: float,
 ) -> Estimate:
     """Predicted times of a row.
 
@@ -130,27 +147,28 @@ def estimate(
     net = 0.0 if row.is_self else need.transfer_s + row.way_s
     ttft = net + wait_s + load + prefill
     decode = output * tpot
-    cost = ttft + policy.decode_share * decode
-    if wait_s:
+    cost = ttft + decode_share * decode
+    if ahead:
         own_s = prompt * row.prefill_s_per_token + output * row.full_token_s
-        cost += policy.wait_by_size * ahead * own_s / row.k
+        cost += wait_by_size * ahead * own_s / row.k
     return Estimate(wait_s, load, prefill, net, tpot, ttft, ttft + decode, sd, ahead, cost)
 
 
 def costs_of(paces: Iterable[Pace], need: Need, now: int, policy: PlacementPolicy) -> list[float]:
-    """What each row would cost, by their records alone: as ``estimate`` without own work, cached prompts and other
-    contexts."""
+    """What each row would cost, nearly, by their records alone: without own work, cached prompts, other contexts, and
+    without doubt about how many are done by now."""
     found = []
     prompt, output, share, by_size = need.prompt, need.output, policy.decode_share, policy.wait_by_size
     for pace in paces:
         row = pace.row
-        age_ms = now - row.taken_ms
-        if age_ms < 0:
-            age_ms = 0
         prefill_s = prompt * row.prefill_s_per_token
         cost = row.way_s + row.load_s + row.first_s + prefill_s + share * output * pace.tpot_s
-        if ahead := ahead_of(pace, 0.0, age_ms, policy):
-            cost += ahead * (pace.turn_s + by_size * (prefill_s + output * row.full_token_s) / row.k)
+        k, told = row.k, pace.told
+        if told >= k:
+            since = (now - row.taken_ms) / (1000.0 * pace.usual_s)
+            over = told + 1.0 - k * (1.0 + (since if since < 1.0 else 1.0))
+            if over > 0.0:
+                cost += over * (pace.turn_s + by_size * (prefill_s + output * row.full_token_s) / k)
         found.append(cost)
     return found
 

@@ -129,9 +129,10 @@ class Weighing(Struct):
         usual_ctx, ctx_need, loading = need.num_ctx is None, need.ctx, ledger.loading
         looser, costs, leaving = self.sifted.looser, self.sifted.costs, fleet.live.leaving
         particular = len(prefer) > 0 or len(looser) > 0 or costs is not None
+        doubt, decode_share, wait_by_size = policy.wait_doubt, policy.decode_share, policy.wait_by_size
         whole, scored_rows, late, spare = share == 1.0, self.scored, fleet.live.late, request.spare
         for pace in paces:
-            row, added = pace.row, 0.0
+            row = pace.row
             key = row.key
             if row.is_self:
                 if leaving and (row.endpoint, row.model) in leaving:
@@ -140,7 +141,7 @@ class Weighing(Struct):
                 age_ms = 0
                 busy = local.in_flight(row.endpoint) + row.foreign
                 queued, tpot = max(0, busy - row.slots), tpot_s(row, min(busy, row.slots))
-                ahead = excess(busy - row.k + 1.0, policy.wait_doubt)
+                ahead = excess(busy - row.k + 1.0, doubt)
             else:
                 age_ms = now - row.taken_ms
                 if age_ms < 0:
@@ -149,15 +150,18 @@ class Weighing(Struct):
                 owed = owed_by.get(key)
                 if owed is not None:
                     busy += owed.requests
-                    added = owed.requests * herd
-                ahead = ahead_of(pace, added, age_ms, policy)
+                    ahead = ahead_of(pace, owed.requests * herd, age_ms, policy)
+                elif pace.is_free:
+                    ahead = pace.ahead
+                else:
+                    ahead = ahead_of(pace, 0.0, age_ms, policy)
             if busy >= (row.ceiling if whole else share * row.ceiling) or (
                 spare and (busy >= row.slots or not row.resident or row.cloud)
             ):
                 self._exclude(row, Reason.QUEUE_FULL)
                 continue
             hit = 0 if pin is None else _hit(row, pin, need)
-            est = estimate(pace, need, ahead, tpot, age_ms, hit, policy)
+            est = estimate(pace, need, ahead, tpot, age_ms, hit, decode_share, wait_by_size)
             if left_s <= 0.0:
                 self._exclude(row, Reason.DEADLINE)
                 continue

@@ -132,8 +132,9 @@ class Engine:
         before = self._loaded_at.get(name)
         return seconds / _RELOAD_GAIN if self._is_recent(before) else seconds
 
-    def forecast_ms(self, model: str, prompt: int, output: int) -> float:
-        """When this request would end if it were the last one ever to come; knows every length (an oracle's view)."""
+    def forecast(self, model: str, prompt: int, output: int) -> "Forecast":
+        """What would become of this request if it were the last one ever to come; knows every length (an oracle's
+        view)."""
         self._advance()
         return _forecast(self, model, prompt, output)
 
@@ -266,16 +267,28 @@ def _crowding(jobs: list[Job], spec: EngineSpec) -> tuple[float, float]:
     return float(computing), 1.0 + spec.beta * (len(jobs) - 1)
 
 
-def _forecast(engine: Engine, model: str, prompt: int, output: int) -> float:
-    """Virtual ms at which a new request would end: the queue in order, loads one after another and then in the way."""
+class Forecast(Struct, frozen=True, gc=False, kw_only=True):
+    """When a request would begin to be computed, have its first token and end, in virtual ms."""
+
+    start_ms: float
+    first_ms: float
+    end_ms: float
+
+
+_NEVER = Forecast(start_ms=math.inf, first_ms=math.inf, end_ms=math.inf)
+
+
+def _forecast(engine: Engine, model: str, prompt: int, output: int) -> Forecast:
+    """What becomes of a new request: the queue in order, loads one after another and then in the way."""
     spec, models = engine.spec, engine.models
     jobs = [_copy(job.model, job.prefill_left, job.decode_left) for job in engine.running]
     mine = _copy(model, float(prompt), output - 1.0)
     queue = [_copy(job.model, float(job.prompt), job.output - 1.0) for job in engine.queue] + [mine]
     warm = set(engine.resident)
     now = float(engine._timeline.now)
+    start = first = math.inf
     if engine.frozen:
-        return math.inf
+        return _NEVER
     if engine.loading is not None and any(job.model == engine.loading for job in queue):
         warm.add(engine.loading)
         now = max(now, float(engine.load_ends_ms)) if mine.model == engine.loading else now
@@ -285,13 +298,17 @@ def _forecast(engine: Engine, model: str, prompt: int, output: int) -> float:
             if job.model not in warm:
                 now += 1000.0 * engine.load_s(job.model)
                 warm.add(job.model)
+            if job is mine:
+                start = now
             jobs.append(job)
         step_s = _next_end_s(jobs, models, spec) or 0.0
         _progress(jobs, models, spec, step_s + _DONE)
         now += 1000.0 * step_s
+        if first == math.inf and mine.prefill_left <= _DONE:
+            first = now
         for job in [job for job in jobs if job.prefill_left <= _DONE and job.decode_left <= _DONE]:
             if job is mine:
-                return now
+                return Forecast(start_ms=start, first_ms=first, end_ms=now)
             jobs.remove(job)
 
 

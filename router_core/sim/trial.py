@@ -20,6 +20,7 @@ from router_core.placement.request import PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.sim import arrivals as come
 from router_core.sim.arrivals import Arrival, Client, Length
+from router_core.sim.baselines.anchors import Clairvoyant, Floor
 from router_core.sim.baselines.oracle import Oracle
 from router_core.sim.baselines.pair_choice import PairChoice
 from router_core.sim.baselines.pair_dispatch import PairDispatch
@@ -116,6 +117,8 @@ POLICIES: dict[str, Callable[[FleetWorld, Random], Dispatch]] = {
     "p2c": _rule(lambda: Rule(p2c)),
     "p2c-capacity": _rule(lambda: Rule(p2c_by_capacity)),
     "oracle": lambda world, _rng: Oracle(world),
+    "clairvoyant": lambda world, _rng: Clairvoyant(world),
+    "floor": lambda world, _rng: Floor(world),
 }
 
 

@@ -1,6 +1,7 @@
 """A scheduler that knows everything: every engine's true state and every answer's true length, without delay.
 
-Greedy on completion, so another policy may beat its time to first token. Nobody could build it.
+It is greedy on completion: it takes what ends first, so it waits for fast answers, and another policy may well beat its
+time to first token. Nobody could build it.
 """
 
 from functools import partial
@@ -20,7 +21,7 @@ class Oracle:
         """A request has arrived."""
         arrival = ask.arrival
         ends = [
-            node.engine.forecast_ms(arrival.model, arrival.prompt, arrival.output)
+            node.engine.forecast(arrival.model, arrival.prompt, arrival.output).end_ms
             if arrival.model in node.engine.models
             else float("inf")
             for node in self._world.nodes

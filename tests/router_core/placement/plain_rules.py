@@ -180,7 +180,7 @@ class Plain:
         if owed is not None and not row.is_self:
             added = owed.requests * max(1.0, policy.herd_share * self.fleet.m_r)
         gone = 0.0
-        if not row.is_self:
+        if not row.is_self and (added or told >= row.k - 1):
             gone = min(told + added / 2, row.k) * min(1.0, age_ms / 1000 / self.usual_s(row))
         variance = policy.wait_doubt + policy.wait_doubt_each * added
         aged = mean_above_0(told + added - gone - row.k + 1, variance + policy.wait_doubt_each * gone)

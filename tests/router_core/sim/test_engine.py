@@ -209,7 +209,7 @@ def test_a_forecast_is_when_the_last_request_really_ends(work):
         bench.submit(prompt, output)
     bench.run(700)
     prompt, output = work[-1]
-    foreseen = bench.engine.forecast_ms("m", prompt, output)
+    foreseen = bench.engine.forecast("m", prompt, output).end_ms
     number = bench.submit(prompt, output)
     bench.run(50_000_000)
     assert bench.ends[number] == pytest.approx(foreseen, abs=2 * len(work) + 2)
