@@ -41,10 +41,14 @@ def _any(verdict: FailureClass, *statuses: int) -> Rule:
 
 
 _F = FailureClass
+_TOO_LONG: Final = _saying(
+    _F.TOO_LONG, rb"context_length_exceeded|maximum context length", 400, 413, 422, 500
+)
+"""Some servers tell a prompt that is too long as an error of their own: it is the caller's all the same."""
 _VLLM: Final = (
     _any(_F.BUSY, 503),
     _saying(_F.ABSENT, rb"notfounderror|model.*not (exist|found)|\"object\"\s*:\s*\"error\"", 404),
-    _saying(_F.TOO_LONG, rb"maximum context length", 400),
+    _TOO_LONG,
     _any(_F.AUTH, 401),
     _any(_F.ROUTE, 404, 405),
     _saying(_F.DEAD, rb"enginedead", 500),
@@ -82,7 +86,7 @@ RULES: Final[dict[EngineKind, tuple[Rule, ...]]] = {
         _saying(_F.LOADING, rb"loading", 503),
         _any(_F.BUSY, 429, 503, 529),
         _any(_F.ABSENT, 404),
-        _saying(_F.TOO_LONG, rb"context_length_exceeded", 400),
+        _TOO_LONG,
         _any(_F.AUTH, 401, 403),
         _any(_F.ROUTE, 405),
     ),

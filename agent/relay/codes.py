@@ -114,6 +114,6 @@ def message_of(
     """The text for ``code``, or the ``words`` that fit this very refusal better, with how many rows fell to which code and
     which offered names come near."""
     text = words or (CODES[code][1] if code in CODES else "the request cannot be served")
-    told = ", ".join(f"{name} {count}" for name, count in counts)
+    told = ", ".join(f"{said_as(name)} {count}" for name, count in counts)
     near = ", ".join(nearest)
     return text + (f" ({told})" if told else "") + (f"; similar models: {near}" if near else "")

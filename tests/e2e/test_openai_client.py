@@ -89,6 +89,18 @@ async def test_an_engines_own_refusal_passes_unaltered(cluster: Cluster) -> None
     async with client(cluster) as api:
         with pytest.raises(openai.BadRequestError) as caught:
             await api.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "word " * 2_500}], max_tokens=4
+            )
+    assert caught.value.type == "exceed_context_size_error", "llama.cpp's own word"
+
+
+async def test_a_prompt_that_no_context_holds_for_certain_is_refused_in_words_that_clients_know(
+    cluster: Cluster,
+) -> None:
+    async with client(cluster) as api:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await api.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "word " * 20_000}], max_tokens=4
             )
-    assert caught.value.code in ("context_too_small", 400, None)
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is" in caught.value.message

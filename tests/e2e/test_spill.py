@@ -90,13 +90,13 @@ async def test_a_request_that_may_leaves_the_mesh_through_the_owner_at_a_told_pr
 async def test_a_request_that_may_not_stays_and_is_refused(stage: Stage, headers: dict[str, str]) -> None:
     before = list(stage.outside.asked)
     status, _, body = await stage.ask("big", headers)
-    assert (status, body["error"]["code"]) == (503, "locality")
+    assert (status, body["error"]["code"]) == (400, "locality")
     assert stage.outside.asked == before
 
 
 async def test_where_the_operator_does_not_permit_it_asking_is_in_vain(stage: Stage) -> None:
     status, headers, body = await stage.ask("big", AWAY, node="beta")
-    assert (status, body["error"]["code"]) == (503, "locality")
+    assert (status, body["error"]["code"]) == (400, "locality")
     assert headers["x-pairmesh-hints"] == "locality=clamped"
 
 
