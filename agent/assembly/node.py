@@ -41,7 +41,7 @@ from agent.settings.manifest import read_manifests
 from agent.settings.unread import ENDPOINTS
 from agent.store.folders import Folders
 from agent.store.secrets import secrets_folder
-from router_core.ids import Id16
+from router_core.ids import Id16, NodeId
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.membership import ViewChange
@@ -122,9 +122,7 @@ class Assembly:
             trace=self.trace,
         )
         self._build_admin()
-        self.relay.reach.subscribe(
-            lambda _node: self.placement.viewing.reach_changed(self.relay.reach.unreachable)
-        )
+        self.relay.reach.subscribe(self._reach_changed)
         self.membership.subscribe_addresses(self.mesh.told_addresses)
         self.membership.count_also(lambda member: self.mesh.driver.dialled_links(member.id16))
         self.membership.count_also(lambda member: self.relay.pool.open_to(member.node_id))
@@ -276,6 +274,19 @@ class Assembly:
     def _linked(self, peer: Id16, opened: bool) -> None:
         """A link was made or lost."""
         self.relay.probing.linked(peer, opened)
+
+    def _reach_changed(self, node: NodeId) -> None:
+        """What is known of the ways to a node's ingress changed: tell whether it takes requests at all, if that did."""
+        reach = self.relay.reach
+        before, now = self.placement.viewing.unreachable, reach.unreachable
+        if before == now:
+            return
+        self.placement.viewing.reach_changed(now)
+        if (found := reach.of(node)) is not None:
+            at = "no address" if found.at is None else str(found.at)
+            self.log.warning("requests.unreachable", node=node, at=at, why=found.why)
+        else:
+            self.log.info("requests.reachable", node=node)
 
     def moved(self, elsewhere: bool) -> None:
         """This host's addresses came, went (``elsewhere``) or changed their ranks: say so, and follow."""

@@ -105,6 +105,8 @@ async def test_a_port_for_requests_that_a_firewall_closes_is_told_before_anybody
         here.firewall("a")
         await here.route("b", "a")
         assert whole(await here.ask("b"))
+        log = here["b"].log.read_text()
+        assert 0 < log.rindex("requests.unreachable") < log.rindex("requests.reachable")
 
 
 async def test_addresses_that_one_operator_lists_serve_links_and_requests_both_ways() -> None:
