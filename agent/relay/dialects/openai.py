@@ -88,7 +88,9 @@ def read(dialect: Dialect, body: bytes | bytearray) -> Facts | BodyFault:
     except (msgspec.MsgspecError, RecursionError):
         return BodyFault.BAD_REQUEST
     hints = None if told.pairmesh is NONE else bytes(told.pairmesh)
-    cuts = bytes(told.truncate_prompt_tokens) not in OFF or bytes(told.truncate) not in OFF
+    cuts = (told.truncate_prompt_tokens is not NONE and bytes(told.truncate_prompt_tokens) not in OFF) or (
+        told.truncate is not NONE and bytes(told.truncate) not in OFF
+    )
     given: Inputs | None = None
     if dialect is Dialect.EMBED:
         given = inputs_of(told.input)
@@ -183,11 +185,13 @@ def measure(messages: Iterable[_Message] | None) -> tuple[int, int, int, int]:
     shortened by its template, and so may what it was told of tools: these are no certain ones."""
     text = images = audio = sure = 0
     for message in messages or ():
-        counts = bytes(message.role) != SPEAKING
         if not raws.is_list(message.content):
-            text += size_of(message.content)
-            sure += raws.sure_of(message.content) if counts else 0
+            size = size_of(message.content)
+            text += size
+            if size >= raws.SURE_FROM - 2 and bytes(message.role) != SPEAKING:
+                sure += raws.sure_of(message.content)
             continue
+        counts = bytes(message.role) != SPEAKING
         for part in _parts(message.content) or _odd_parts(message.content):
             if part.type == "image_url":
                 images += 1
