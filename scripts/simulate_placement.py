@@ -29,6 +29,7 @@ SEEDS = 5
 HEADLINE_SEEDS = {
     ("herd", 0.7, "pair-1.0"): 20,
     ("herd", 0.7, ""): 10,
+    ("herd", 0.85, ""): 10,
     ("multi-model", 0.5, "pair-1.0"): 20,
     ("multi-model", 0.5, ""): 10,
 }
@@ -228,6 +229,7 @@ def json_lines(tally: Tally, gates: Iterable[Gate]) -> Iterable[dict[str, object
             "ratio": None if gate.ratio is None or math.isinf(gate.ratio) else round(gate.ratio, 4),
             "gate": gate.gate,
             "ok": gate.ok,
+            "interval": None if gate.half is None else round(gate.half, 4),
         }
     for case in tally.cases:
         for figure, unit in FIGURES:
@@ -255,6 +257,7 @@ def print_tables(tally: Tally, runs: Sequence[Run]) -> None:
 def print_gates(gates: Iterable[Gate]) -> None:
     for gate in gates:
         verdict = {True: "ok", False: "MISSED", None: ""}[gate.ok]
-        against = "" if gate.ratio is None else f"/ {gate.baseline:.3g} = {gate.ratio:.3f}"
+        doubt = "" if gate.half is None else f" ± {gate.half:.2g}"
+        against = doubt if gate.ratio is None else f"/ {gate.baseline:.3g} = {gate.ratio:.3f}{doubt}"
         limit = "" if gate.gate is None else f"(gate {gate.gate}{f', goal {gate.goal}' if gate.goal else ''})"
         print(f"{gate.name:42} {gate.value:.3g} {gate.unit} {against} {limit} {verdict}".rstrip())
