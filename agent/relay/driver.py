@@ -62,7 +62,7 @@ class Leg(Attempt):
         self.dialling: asyncio.Task[Any] | None = None
         self.suspect = False
         self.look_ms = 0.0
-        self.watch = Watch()
+        self.watch: Watch | None = None
 
     def abort(self) -> None:
         """Stop dialling, or drop the connection."""
@@ -88,7 +88,7 @@ class Leg(Attempt):
                 self.abort()
                 courier.step(ev.Lost(attempt=self.number, cause=Cause.PROTOCOL))
             else:
-                courier.note(ev.HeadReceived(attempt=self.number, status=head.status))
+                courier.inbox.append(ev.HeadReceived(attempt=self.number, status=head.status))
         elif self.peer and not self.asked_for_body and self.upstream is not None:
             self.upstream.send_no_body()
 
@@ -117,7 +117,7 @@ class Leg(Attempt):
             if not ended:
                 courier.step(first)
                 return
-            courier.note(first)
+            courier.inbox.append(first)
         if ended:
             courier.step(ev.BodyEnded(attempt=number))
 
@@ -138,7 +138,6 @@ class Courier:
         "_closed",
         "_consulting",
         "_flowing_ms",
-        "_inbox",
         "_last",
         "_legs",
         "_machine",
@@ -153,6 +152,7 @@ class Courier:
         "_w",
         "client",
         "due",
+        "inbox",
     )
 
     def __init__(
@@ -178,7 +178,8 @@ class Courier:
         self._answer = Answering(voice, client, request, asked, parcel)
         self._admitted = admitted
         self._machine = Exchange(policy or wiring.policy, until_ms=choosing.until_ms, hedge=choosing.hedge)
-        self._inbox: list[ev.Event] = []
+        self.inbox: list[ev.Event] = []
+        """What has happened, for the machine to hear with what comes next."""
         self._stepping = False
         self._consulting: asyncio.Task[Any] | None = None
         self._now = 0.0
@@ -295,7 +296,8 @@ class Courier:
             asked_ms = leg.body_ms if leg.peer else leg.sent_ms
             counted = self._asked.is_work and leg.peer
             picture = self._w.targets.picture(at)
-            vital = leg.watch.look(picture, leg.routed.endpoint, asked_ms if counted else None)
+            watch = leg.watch = leg.watch or Watch()
+            vital = watch.look(picture, leg.routed.endpoint, asked_ms if counted else None)
             if vital is Vital.ALIVE or leg.sent_ms is None:
                 return
             if vital is Vital.DOUBTFUL:
@@ -353,10 +355,6 @@ class Courier:
         self._now = now = self._w.clock.boot_us() / 1000
         return now
 
-    def note(self, event: ev.Event) -> None:
-        """Something happened that the machine may hear of with what comes next."""
-        self._inbox.append(event)
-
     def hear(self, event: ev.Event) -> None:
         """Something happened just now."""
         self.tick()
@@ -364,7 +362,7 @@ class Courier:
 
     def step(self, event: ev.Event) -> None:
         """Hand the machine what has happened, in order, and perform what it asks for, one event at a time."""
-        inbox = self._inbox
+        inbox = self.inbox
         inbox.append(event)
         if self._stepping or self._closed:
             return
@@ -600,7 +598,7 @@ class Courier:
 
     def _fail(self, exc: Exception, unperformed: Iterator[ev.Action]) -> None:
         """A fault of our own: give back everything this request holds, tell who watches."""
-        self._inbox.clear()
+        self.inbox.clear()
         for action in (*unperformed, *self._machine.handle(ev.ClientGone(), int(self._now))):
             if isinstance(action, ev.CancelUpstream | ev.EndAttempt):
                 _PERFORM[type(action)](self, action)

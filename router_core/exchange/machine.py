@@ -240,7 +240,8 @@ class Exchange:
         return []
 
     def _doubtful(self, _event: ev.EndpointDoubtful, _now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         waits = attempt.is_doubted and attempt.spare_at is not None
         if self._hedge is Hedge.OFF or self._others or attempt.state is not State.AWAITING or waits:
             return []
@@ -252,7 +253,8 @@ class Exchange:
     # --- an attempt before commit ----------------------------------------------------------------------------
 
     def _send(self, _event: ev.Connected, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         self.state = attempt.state = State.AWAITING
         del attempt.limits[Cause.CONNECT_TIMEOUT]
         if attempt.target.peer:
@@ -276,7 +278,8 @@ class Exchange:
             attempt.spare_at = min(attempt.spare_at, now + third)
 
     def _go_on(self, _event: ev.Continued, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         if attempt.continued or not attempt.target.peer:
             return []
         attempt.continued = True
@@ -285,11 +288,13 @@ class Exchange:
         return [ev.SendBody(attempt=attempt.number)]
 
     def _hold_head(self, event: ev.HeadReceived, _now: int) -> list[ev.Action]:
-        self._now_at().status = event.status
+        if self._current is not None:
+            self._current.status = event.status
         return []
 
     def _commit(self, event: ev.FirstByteReceived, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         if attempt.status is None:
             return []
         self.state = attempt.state = State.STREAMING
@@ -314,7 +319,8 @@ class Exchange:
         return commit + self._finish(event, now)
 
     def _answered(self, event: ev.Answered, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         attempt.status, attempt.failure = event.status, event.failure
         verdict = judge(event.status, event.failure)
         if self._others:
@@ -327,7 +333,8 @@ class Exchange:
         return self._leave(attempt, None, now, kept=kept)
 
     def _turned_back(self, event: ev.IngressRefused, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         self._last_refusal = attempt.refusal = event.cause
         if self._refusals >= self._policy.refusals:
             return self._leave(attempt, None, now)
@@ -341,7 +348,8 @@ class Exchange:
         return [ended, *self._go_elsewhere(now)]
 
     def _lost(self, event: ev.Lost, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         if event.stale and not attempt.redialled:
             attempt.redialled = True
             self.state = attempt.state = State.DIALLING
@@ -402,7 +410,8 @@ class Exchange:
     # --- after commit ----------------------------------------------------------------------------------------
 
     def _finish(self, _event: ev.BodyEnded, _now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         self._end(State.DONE)
         result = ev.Result.DONE if (attempt.status or 0) < 400 else ev.Result.ANSWERED
         return [ev.Finish(attempt=attempt.number), self._end_attempt(attempt, result, None)]
@@ -411,7 +420,8 @@ class Exchange:
         return self._tell(event.cause, "upstream_lost")
 
     def _tell(self, cause: Cause | None, code: str) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         self._end(State.FAILED)
         result = ev.Result.CANCELLED if cause is None else ev.Result.BROKEN
         return [
@@ -422,7 +432,8 @@ class Exchange:
 
     def _time_in_stream(self, event: ev.TimePassed, now: int) -> list[ev.Action]:
         """Before the answer itself has begun, it has as long as the wait for a first byte would."""
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         limits, last_ms = attempt.limits, event.last_byte_ms
         if last_ms is not None:
             if Cause.IDLE in limits:
@@ -438,7 +449,8 @@ class Exchange:
         return self._tell(cause, "upstream_timeout" if cause is Cause.IDLE else "upstream_lost")
 
     def _suspected(self, _event: ev.NodeSuspected, now: int) -> list[ev.Action]:
-        attempt = self._now_at()
+        attempt = self._current
+        assert attempt is not None
         if attempt.target.peer:
             attempt.limits.setdefault(Cause.SUSPECT, now + self._policy.suspect_after_commit_ms)
         return []
