@@ -86,11 +86,19 @@ def lines_of(headers: Headers) -> bytes:
     return b"".join([b"%s: %s\r\n" % pair for pair in headers])
 
 
-def own_line(name: str, value: str | None) -> str:
-    """A header line of our own, nothing for what is not told or not printable ASCII: names come out of records too."""
-    if value is None or not value.isascii() or not value.isprintable():
-        return ""
-    return f"{name}: {value}\r\n"
+def is_plain(value: str) -> bool:
+    """True for what a header of our own can carry: printable ASCII. Names come out of records too."""
+    return value.isascii() and value.isprintable()
+
+
+def own_line(name: str, value: str) -> str:
+    """A header line of our own, nothing for a value that is not plain."""
+    return f"{name}: {value}\r\n" if is_plain(value) else ""
+
+
+def own_header(name: bytes, value: str) -> Headers:
+    """A header of our own, none for a value that is not plain."""
+    return [(name, value.encode("ascii"))] if is_plain(value) else []
 
 
 def request_id_of(told: bytes | None) -> str | None:
@@ -151,7 +159,7 @@ def peer_head(
 ) -> bytes:
     """The head of a request to a peer's ingress; the body waits for ``100 Continue``. Raises ``ValueError`` for names
     that no header can carry."""
-    if not model.isascii() or not model.isprintable():
+    if not is_plain(model):
         raise ValueError("a name that is no printable ASCII")
     expects = b"" if ahead is None else b"x-pairmesh-ahead: %s\r\n" % ahead.encode("ascii")
     return (

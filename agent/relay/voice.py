@@ -3,7 +3,7 @@
 from agent.relay.codes import RETRY_AFTER_S, is_passing, message_of, said_as
 from agent.relay.dialects.relayed import Tongue
 from agent.relay.front import Answer
-from agent.relay.headers import Headers, lines_of, own_line
+from agent.relay.headers import Headers, lines_of, own_header, own_line
 from agent.relay.lists import JSON
 from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
@@ -72,7 +72,7 @@ class ApiVoice:
             headers.append((b"x-pairmesh-decision-id", decision.encode("ascii")))
         headers.append((b"x-pairmesh-reason", told.code.encode("ascii")))
         if routed is not None and told.status in _AFTER_A_TRY:
-            headers.append((b"x-pairmesh-node", routed.label.encode("ascii")))
+            headers += own_header(b"x-pairmesh-node", routed.label)
         if attempts > 1 or (attempts and told.status in _AFTER_A_TRY):
             headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
         if attempts > 1 and told.status in (502, 504):

@@ -160,3 +160,12 @@ def test_who_cannot_be_helped_by_waiting_is_told_no_time_to_come_back() -> None:
 def message(code: str, status: int, **over: Any) -> str:
     told: str = json.loads(refused(code, status, **over)[0].body)["error"]["message"]
     return told
+
+
+@pytest.mark.parametrize("name", ["eng\u00fc", "e\r\nx-injected: 1", "e\x1b[31m", "e\x7f"])
+def test_a_name_that_is_no_plain_text_is_left_out_of_every_reply(name: str) -> None:
+    assert "x-pairmesh-node" not in said(replace(ROUTED, label=name))
+    assert "x-pairmesh-model" not in said(replace(ROUTED, served=name))
+    _, headers = refused("tried", 502, routed=replace(ROUTED, label=name), attempts=2)
+    assert not {"x-pairmesh-node", "x-injected"} & headers.keys()
+    assert name not in headers.values()
