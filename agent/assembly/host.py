@@ -13,6 +13,7 @@ from agent.effects.tasks import Tasks
 from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside
 from agent.engines.watch import EngineWatch, KeyedManifest
+from agent.node.concurrency import OwnLimits
 from agent.node.draining import Drains
 from agent.node.engine_log import EngineLog
 from agent.node.host_status import host_doc
@@ -94,6 +95,7 @@ class HostRooms:
             version=__version__,
             router=settings.router,
         )
+        self.limits = OwnLimits(self.engines.endpoints, self.engines.report_slots, clock)
         work.changed = self._work_changed
         self.sampling_report = SamplingReport(log, clock.boot_ms)
         binding = binding_file()
@@ -168,6 +170,7 @@ class HostRooms:
         self.residency.sampled(urgent)
 
     def _work_changed(self, endpoint: str) -> None:
+        self.limits.work_changed(endpoint, self._work.in_flight(endpoint))
         self.speaking.work_changed(endpoint)
         self.sampler.worked()
 

@@ -116,6 +116,8 @@ class RelayRooms:
             metrics=self.metrics,
             access=self.access,
             log=ground.log,
+            limits=host.limits,
+            learned=placement.viewing.learned,
         )
         observer: Observer = self.observing
         place: Placer = placement.placing

@@ -273,7 +273,7 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     the smaller). ``observed_ms`` is the boot-clock time of the last good answer about residency and load. ``reason``
     is a short code for a health that is not sound. ``withdrawn`` are dialects whose route the engine lately did
     not know, ``lacking`` says so in words, embeddings of single models included; ``unfit_names`` counts models left out
-    for their name, ``more_models`` those of a list too long to be looked at.
+    for their name, ``more_models`` those of a list too long to be looked at. ``measured_slots`` is what an engine that batches and does not tell was seen to take at a time.
     """
 
     name: str
@@ -291,6 +291,7 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
     lacking: tuple[str, ...] = ()
     unfit_names: int = 0
     more_models: int = 0
+    measured_slots: int | None = None
 
     @property
     def base(self) -> tuple[str, int]:
@@ -299,13 +300,15 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def slots(self) -> int | None:
-        """Requests the engine works on at a time: the manifest's word, else the engine's, else unknown."""
+        """Requests the engine works on at a time: the manifest's word, else the engine's, else as measured, else
+        unknown."""
         if self.manifest.slots is not None:
             return self.manifest.slots
         told = [model.slots for model in self.resident if model.slots is not None]
         if told:
             return sum(told)
-        return max((model.parallel for model in self.owned if model.parallel is not None), default=None)
+        parallel = [model.parallel for model in self.owned if model.parallel is not None]
+        return max(parallel, default=self.measured_slots)
 
     @property
     def max_queue(self) -> int:

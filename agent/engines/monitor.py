@@ -39,8 +39,9 @@ from agent.engines.contract import (
 from agent.engines.health import FAILURES, Signs
 from agent.engines.identify import Starting, identify
 from agent.engines.names import overlaid, publishable
-from agent.settings.manifest import API_PATH, Caps, Manifest
+from agent.settings.manifest import API_PATH, Caps, EngineKind, Manifest
 from router_core import limits
+from router_core.profile.concurrency import FIRST as UNTOLD_SLOTS
 from router_core.record.spelling import dialect_name
 from router_core.record.state import Capability, Dialect
 
@@ -57,6 +58,8 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 INLINE_MODELS = 128
 """A list up to here is looked through in less time than a thread takes to be asked."""
 TOO_LARGE = "list_too_large"
+BATCHING = frozenset({EngineKind.OPENAI, EngineKind.VLLM, EngineKind.SGLANG})
+"""Engines of these kinds are taken to work on many requests at once until they were seen not to."""
 
 
 class Cadence(Struct, frozen=True, gc=False, kw_only=True):
@@ -140,6 +143,7 @@ class EndpointMonitor:
             health=Health.UNREACHABLE,
             detected=detected,
             credential=credential,
+            measured_slots=UNTOLD_SLOTS if manifest.engine in BATCHING else None,
         )
         self._told = _ageless(self._status)
 
@@ -208,6 +212,12 @@ class EndpointMonitor:
             self._soon(identify=True)
         else:
             self.look_soon()
+
+    def report_slots(self, slots: int) -> None:
+        """The engine, which does not tell, was seen to take so many requests at a time."""
+        if self._status.measured_slots is not None:
+            self._status = replace(self._status, measured_slots=slots)
+            self._publish()
 
     def look_soon(self) -> None:
         """The engine was told to change what it holds."""

@@ -138,6 +138,11 @@ class EngineWatch:
         if (monitor := self._monitors.get(endpoint)) is not None:
             monitor.report_connect_failed(refused=refused)
 
+    def report_slots(self, endpoint: str, slots: int) -> None:
+        """An engine that does not tell was seen to take so many requests at a time."""
+        if (monitor := self._monitors.get(endpoint)) is not None:
+            monitor.report_slots(slots)
+
     def look_soon(self, endpoint: str) -> None:
         """An engine was told to change what it holds."""
         if (monitor := self._monitors.get(endpoint)) is not None:

@@ -8,10 +8,11 @@ Nothing here sees a body: windows of an answer are read once for speeds and drop
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent.engines.watch import EngineWatch
+from agent.node.concurrency import OwnLimits
 from agent.node.learning import Learning, Lesson
 from agent.node.placing import Placing
 from agent.node.targets import NodeTargets
@@ -27,6 +28,8 @@ from router_core.placement.reasons import Reason
 
 SETTLE_S: Final = 0.002
 WAITING_MOST: Final = 256
+NEWS_SAMPLES: Final = 5
+"""What the first answers of a model at an endpoint tell changes the next choice, so it is taken in before that."""
 """Ended requests that wait for their bookkeeping; each holds the windows of an answer, 20 KiB at most."""
 _DENIED = frozenset({FailureClass.ABSENT, FailureClass.ROUTE})
 _UNREACHED = frozenset({Cause.CONNECT_REFUSED, Cause.CONNECT_FAILED, Cause.CONNECT_TIMEOUT})
@@ -45,7 +48,12 @@ class Observing:
         metrics: RelayMetrics,
         access: AccessLog,
         log: Log,
+        limits: OwnLimits | None = None,
+        learned: Callable[[], None] | None = None,
     ) -> None:
+        self._limits = limits
+        self._learned = learned
+        self._is_news = False
         self._placing = placing
         self._learning = learning
         self._engines = engines
@@ -66,6 +74,7 @@ class Observing:
     def _attempted(self, report: AttemptReport) -> None:
         """What an attempt teaches depends on what the engine does now: that much is noted at once."""
         lesson = self._learning.lesson_of(report) if report.is_work else None
+        self._is_news = self._is_news or (lesson is not None and lesson.row.samples < NEWS_SAMPLES)
         if report.outcome.result is Result.DONE:
             if report.routed.node is None and report.is_work:
                 self._engines.report_served(report.routed.endpoint, report.dialect)
@@ -79,7 +88,7 @@ class Observing:
         """One request ended: its line in the access log, its record in the journal."""
         waiting = self._waiting
         waiting.append(line)
-        if len(waiting) >= WAITING_MOST or self._placing.is_followed(line):
+        if len(waiting) >= WAITING_MOST or self._is_news or self._placing.is_followed(line):
             self.settle()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self.settle)
@@ -99,6 +108,9 @@ class Observing:
                     self._note(*ended)
             except Exception as exc:
                 self.failed("observing", exc)
+        if self._is_news and self._learned is not None:
+            self._learned()
+        self._is_news = False
 
     def collect(self) -> Iterable[Family]:
         """Nothing of its own: what others expose is to be up to date."""
@@ -107,7 +119,10 @@ class Observing:
 
     def _note(self, report: AttemptReport, lesson: Lesson | None) -> None:
         timings = self._learning.learn(lesson) if lesson is not None else None
-        self._placing.attempted(report, timings.gen_tokens if timings is not None else None)
+        tokens = timings.gen_tokens if timings is not None else None
+        self._placing.attempted(report, tokens)
+        if self._limits is not None and report.is_work:
+            self._limits.attempted(report, tokens)
         outcome, routed = report.outcome, report.routed
         if self._log.is_debugging:
             self._log.debug(

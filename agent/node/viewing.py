@@ -81,6 +81,10 @@ class Viewing:
         self._policy = policy
         self._publish(())
 
+    def learned(self) -> None:
+        """Something was learned that the next choice should know."""
+        self._publish((), news=True)
+
     def reach_changed(self, unreachable: Collection[Id16]) -> None:
         """Other nodes than before take no requests from here."""
         if unreachable == self.unreachable:
@@ -96,8 +100,8 @@ class Viewing:
         self._members = {**members, self._own.id16: self._own}
         self._publish(())
 
-    def _publish(self, changes: Iterable[ViewChange]) -> None:
+    def _publish(self, changes: Iterable[ViewChange], *, news: bool = False) -> None:
         now = self._clock.boot_ms()
         view = fold(self._board.current, changes, self._members, now, self.unreachable)
-        self.fleet = fold_fleet(self.fleet, view, self._profiles, self._policy, self._live, now)
+        self.fleet = fold_fleet(self.fleet, view, self._profiles, self._policy, self._live, now, news=news)
         self._board.publish(view)

@@ -286,8 +286,9 @@ def _place(scored: Standing) -> tuple[float, Endpoint, str]:
 
 
 def near_ties(standing: list[S], policy: PlacementPolicy) -> list[S]:
-    """The rows that share the draw: those within the margin of the best, without cold ones if any is resident, and of
-    the resident ones with a place left those alone that were never tried, if there are any."""
+    """The rows that share the draw: those within the margin of the best, without cold ones if any is resident. Of those
+    that would share it were the best one's record a period old, the resident ones with a place left that were never tried
+    come before all others."""
     best = standing[0]
     periods = best.age_ms / best.period_ms if best.age_ms < best.period_ms else 1.0
     limit = best.score + policy.tie_fixed + policy.tie_per_period * periods
@@ -298,7 +299,10 @@ def near_ties(standing: list[S], policy: PlacementPolicy) -> list[S]:
         tied.append(row)
         if row.resident:
             warm.append(row)
-    fresh = [row for row in warm if row.samples == 0 and row.free]
+    widest = best.score + policy.tie_fixed + policy.tie_per_period
+    fresh = [
+        row for row in standing if row.samples == 0 and row.free and row.resident and row.score <= widest
+    ]
     return fresh or warm or tied
 
 

@@ -26,6 +26,11 @@ _DENSITY = 1.0 / sqrt(2.0 * 3.141592653589793)
 _HALF = sqrt(0.5)
 
 
+HOPE = 0.8
+"""What a row that was never tried from here is hoped to take, in parts of what its like take: more than an older record
+speaks against it."""
+
+
 class Pace(Struct, frozen=True, gc=False):
     """A row with what follows from its record alone, for any request, so that it is worked out once per snapshot.
 
@@ -73,9 +78,12 @@ def pace_of(row: Row, profiles: Profiles, policy: PlacementPolicy) -> Pace:
 
 
 def tpot_s(row: Row, in_flight: int) -> float:
-    """Seconds per token of one more request beside ``in_flight`` others."""
+    """Seconds per token of one more request beside ``in_flight`` others; where nobody tried it yet a little less, so that it
+    is tried."""
     beside = row.k - 1
-    return (1.0 + row.beta * (in_flight if in_flight < beside else beside)) * row.token_s
+    return (1.0 + row.beta * (in_flight if in_flight < beside else beside)) * (
+        row.token_s if row.samples else HOPE * row.token_s
+    )
 
 
 def ahead_of(pace: Pace, added: float, age_ms: int, policy: PlacementPolicy) -> float:

@@ -208,8 +208,11 @@ def fold_fleet(
     policy: PlacementPolicy,
     live: Live,
     now: int,
+    *,
+    news: bool = False,
 ) -> Fleet:
-    """The rows of ``view``; those of nodes about which nothing changed are taken over from ``previous``.
+    """The rows of ``view``; those of nodes about which nothing changed are taken over from ``previous``. ``news``: what was
+    learned last is to be known of everywhere at once.
 
     ``live.ledger`` is told which of its entries the new records cover.
     """
@@ -219,7 +222,7 @@ def fold_fleet(
     known: Mapping[Id16, Part] = previous.parts if previous is not None else {}
     drafts = {id16: _drafts(node, known.get(id16), profiles) for id16, node in view.nodes.items()}
     same = previous if previous is not None and _same_offers(known, view) else None
-    scaled = same if same is not None and not _scales_are_due(same, profiles, now) else None
+    scaled = same if same is not None and not (news or _scales_are_due(same, profiles, now)) else None
     if scaled is None:
         scales = scales_of((draft for found in drafts.values() for draft in found), profiles)
         if previous is not None and scales == previous.scales:

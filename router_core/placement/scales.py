@@ -67,7 +67,7 @@ def scales_of(drafts: Iterable[Draft], profiles: Profiles) -> Scales:
                     ratios[kind].setdefault(like, []).append(told / expected)
     return Scales(
         of={
-            kind: {like: _stepped(found, profiles.policy) for like, found in likes.items()}
+            kind: {like: _stepped(found, profiles.policy, alike=bool(like)) for like, found in likes.items()}
             for kind, likes in ratios.items()
         },
         loads={endpoint: _step(quantile(tuple(found), _SLOW)) for endpoint, found in loads.items()},
@@ -86,8 +86,8 @@ def _nearest(likes: tuple[Like, ...], scales: Mapping[Like, float]) -> float:
     return next((scales[like] for like in likes if like in scales), 1.0)
 
 
-def _stepped(ratios: list[float], policy: ProfilePolicy) -> float:
-    exact = calibration(ratios, policy)
+def _stepped(ratios: list[float], policy: ProfilePolicy, *, alike: bool) -> float:
+    exact = calibration(ratios, policy, alike=alike)
     return _step(exact) if exact is not None else 1.0
 
 

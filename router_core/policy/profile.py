@@ -46,6 +46,7 @@ class ProfilePolicy:
     load_least_s: float = 0.05
     calibration_least: float = 0.02
     calibration_most: float = 5.0
+    calibration_alike_most: float = 50.0
     profiles_kept: int = 2_048
     names_kept: int = 512
 

@@ -51,12 +51,14 @@ def weight_bytes(model: ModelFacts) -> float | None:
     return model.params_m * 1e6 * bits / 8.0
 
 
-def calibration(ratios: Iterable[float], policy: ProfilePolicy) -> float | None:
-    """Median of measured / prior, clamped; None without any measurement."""
+def calibration(ratios: Iterable[float], policy: ProfilePolicy, *, alike: bool = False) -> float | None:
+    """Median of measured / prior, clamped; None without any measurement. Rows ``alike``, of one model, tell more of each
+    other than of anything else: an engine that tells no size of its models may be many times as fast as expected."""
     known = list(ratios)
     if not known:
         return None
-    return min(policy.calibration_most, max(policy.calibration_least, statistics.median(known)))
+    most = policy.calibration_alike_most if alike else policy.calibration_most
+    return min(most, max(policy.calibration_least, statistics.median(known)))
 
 
 def _bandwidth(static: Static, engine: EngineFacts, policy: ProfilePolicy) -> float:

@@ -263,6 +263,8 @@ class Plain:
         load = reload_s or row.load_s
         prefill = row.first_s + (need.prompt - hit) * row.prefill_s_per_token
         tpot = (1 + row.beta * (min(row.k, in_flight + 1) - 1)) * row.token_s
+        if row.samples == 0:
+            tpot *= 0.8
         net = 0.0 if row.is_self else need.transfer_s + row.way_s
         ttft = net + wait + load + prefill
         spreads = [0.3 + 0.1 * age_ms / row.period_ms, row.s_speed, row.s_load if load else 0.0]
@@ -350,8 +352,13 @@ class Plain:
         tied = [judged for judged in told.standing if judged.score <= best.score + margin]
         if any(judged.resident for judged in tied):
             tied = [judged for judged in tied if judged.resident]
-            untried = [judged for judged in tied if judged.row.samples == 0 and judged.free]
-            tied = untried or tied
+        widest = best.score + policy.tie_fixed + policy.tie_per_period
+        untried = [
+            judged
+            for judged in told.standing
+            if judged.row.samples == 0 and judged.free and judged.resident and judged.score <= widest
+        ]
+        tied = untried or tied
         told.tied = [(judged, self.capacity(judged.row) / (1 + judged.wait)) for judged in tied]
 
     def dominates(self, other: Judged, judged: Judged) -> bool:

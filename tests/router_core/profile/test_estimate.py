@@ -206,4 +206,6 @@ def test_calibration_is_a_clamped_median():
     assert calibration([], POLICY) is None
     assert calibration([0.1, 0.2, 9.0], POLICY) == 0.2
     assert calibration([100.0], POLICY) == 5.0
+    assert calibration([11.0], POLICY, alike=True) == 11.0
+    assert calibration([100.0], POLICY, alike=True) == 50.0
     assert calibration([1e-9], POLICY) == 0.02
