@@ -17,7 +17,8 @@ from router_core.sim.fleet_world import Ask, FleetWorld
 
 
 class Attempt(Struct, kw_only=True):
-    """Where a request was sent, what is booked for it, and what was seen. Times are ms."""
+    """Where a request was sent, what is booked for it, and what was seen. Times are ms; those of computing are read as
+    ``misread`` times as short as they were."""
 
     number: int
     choice: Choice
@@ -27,6 +28,7 @@ class Attempt(Struct, kw_only=True):
     job: Job | None = None
     ticket: int | None = None
     first_ms: int | None = None
+    misread: float = 1.0
 
 
 def learn(world: FleetWorld, ask: Ask, attempt: Attempt, result: Result) -> None:
@@ -42,7 +44,7 @@ def learn(world: FleetWorld, ask: Ask, attempt: Attempt, result: Result) -> None
 
 
 def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Result, now: int) -> Outcome:
-    choice, job, first_ms = attempt.choice, attempt.job, attempt.first_ms
+    choice, job, first_ms, misread = attempt.choice, attempt.job, attempt.first_ms, attempt.misread
     told = Outcome(
         key=row.profile_key,
         at_ms=now,
@@ -63,7 +65,7 @@ def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Re
     prompt_ms = load_ms = ttft_ms = None
     until_first_ms = float(first_ms - attempt.sent_ms)
     if choice.resident:
-        prompt_ms, ttft_ms = float(job.first_ms - job.started_ms), until_first_ms
+        prompt_ms, ttft_ms = (job.first_ms - job.started_ms) / misread, until_first_ms
     else:
         warm_ms = 1000.0 * (choice.est.wait + choice.est.net + job.computed * row.prefill_s_per_token)
         load_ms = max(0.0, until_first_ms - warm_ms)
@@ -73,7 +75,7 @@ def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Re
         cached_tokens=ask.arrival.prompt - job.computed,
         prompt_ms=prompt_ms,
         gen_tokens=ask.arrival.output,
-        gen_ms=float(now - first_ms),
+        gen_ms=(now - first_ms) / misread,
         ttft_ms=ttft_ms,
         load_ms=load_ms,
     )

@@ -56,13 +56,14 @@ _DISPATCH_MS = 30_000.0
 
 class NodeSpec(Struct, frozen=True, gc=False, kw_only=True):
     """A host of a scenario. ``warm`` are the models in memory at the start, ``max_queue`` what it lets wait; it claims to
-    be ``boast`` times as fast as it is."""
+    be ``boast`` times as fast as it is, and all who measure it take it for ``misread`` times as fast."""
 
     name: str
     engine: EngineSpec
     max_queue: int
     warm: tuple[str, ...] = ()
     boast: float = 1.0
+    misread: float = 1.0
 
 
 class SimNode:
@@ -181,8 +182,8 @@ class SimNode:
             (
                 self.profile_key(model.name),
                 Profile(
-                    prompt=Series(n=_KNOWN_N, mean=log(model.pp), var=0.01),
-                    gen=Series(n=_KNOWN_N, mean=log(model.tg), var=0.01),
+                    prompt=Series(n=_KNOWN_N, mean=log(self.spec.misread * model.pp), var=0.01),
+                    gen=Series(n=_KNOWN_N, mean=log(self.spec.misread * model.tg), var=0.01),
                     beta=self.spec.engine.beta,
                     beta_n=_KNOWN_N,
                     loads_s=(model.size_bytes / self.spec.engine.load_bytes_per_s,),

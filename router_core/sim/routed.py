@@ -171,6 +171,7 @@ class _Flight:
             reservation=router.ledger.reserve(choice, world.now),
             sent_ms=world.now,
             place=place,
+            misread=world.nodes[place].spec.misread,
         )
         router.node.dispatched(choice.prefill_s + choice.decode_s, world.now)
         router.breakers.dispatched(choice.endpoint, world.now)

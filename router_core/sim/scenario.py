@@ -72,7 +72,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything but the policy and the seed. ``beta`` slows a batch down, unless ``batching`` names a model whose
     measured slow-down is at hand; ``cache_blocks`` and ``shared_prompt`` are those of every engine. ``warmup`` is the
     share of requests that is played but not measured, ``frozen`` names hosts whose engine accepts requests and stays
-    silent from the first measured one on, ``liars`` those that claim to be ``boast`` times as fast as they are."""
+    silent from the first measured one on, ``liars`` those that claim to be ``boast`` times as fast as they are. Speeds are
+    measured wrong by ``misread``, too high on the first host, too low on the next, and so on."""
 
     name: Name
     note: str = ""
@@ -90,6 +91,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frozen: tuple[str, ...] = ()
     liars: tuple[str, ...] = ()
     boast: Above0 = 10.0
+    misread: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -135,6 +137,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             max_queue=line.max_queue if line.max_queue is not None else 2 * line.slots,
             warm=tuple(warm),
             boast=self.boast if line.name in self.liars else 1.0,
+            misread=1.0 + (self.misread if index % 2 == 0 else -self.misread),
         )
 
 

@@ -51,7 +51,8 @@ class Dispatch(Protocol):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """One run in figures: times in seconds, shares in 0..1, ``makespan_s`` from the first arrival to the last end."""
+    """One run in figures: times in seconds, shares in 0..1, ``makespan_s`` from the first arrival to the last end,
+    ``offered_rps`` how many requests came a second (by the load, a share of what all engines sustain together)."""
 
     scenario: str
     policy: str
@@ -74,6 +75,7 @@ class Result(Struct, frozen=True, kw_only=True):
     refusals: int
     retries: int
     makespan_s: float
+    offered_rps: float
     leaks: int
 
 
@@ -94,6 +96,7 @@ FIGURES: tuple[tuple[str, str], ...] = (
     ("refusals", "refusals"),
     ("retries", "retries"),
     ("makespan_s", "s"),
+    ("offered_rps", "requests/s"),
 )
 
 
@@ -231,6 +234,8 @@ def _result(
         refusals=sum(ask.refusals for ask in measured),
         retries=sum(ask.retries for ask in measured),
         makespan_s=makespan_s,
+        offered_rps=len(measured)
+        / max(1e-3, (measured[-1].arrival.at_ms - measured[0].arrival.at_ms) / 1000.0),
         leaks=world.leaks(),
     )
 

@@ -35,6 +35,7 @@ FIGURES = dict.fromkeys(
         "utilisation",
         "away",
         "makespan_s",
+        "offered_rps",
     ],
     1.0,
 ) | dict.fromkeys(["requests", "failed", "cold_loads", "refusals", "retries", "leaks"], 0)

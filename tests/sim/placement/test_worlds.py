@@ -210,6 +210,20 @@ def test_a_picture_that_was_overtaken_changes_nothing():
     assert router.fleet(1_001).parts[old.origin].node.seq == 2
 
 
+def test_speeds_that_are_measured_wrong_stay_wrong_however_often_they_are_measured():
+    scenario = replace(small("herd", 200), misread=0.3)
+    specs = scenario.specs(SUPPLY.measured)
+    world = FleetWorld(specs, scenario.wire, 1)
+    world.run(requests_of(scenario, specs, 0.7, 1, SUPPLY), Routed(world, [decide] * len(specs)).start)
+    for router in world.routers[:2]:
+        rows = {str(row.node_name): row for row in router.fleet(world.now).rows}
+        for number, spec in enumerate(specs[:4]):
+            wrong = 1.3 if number % 2 == 0 else 0.7
+            taken_for = 1.0 / rows[spec.name].prefill_s_per_token / spec.engine.models[0].pp
+            assert taken_for == pytest.approx(wrong, rel=0.5)
+            assert (taken_for > 1.0) is (wrong > 1.0)
+
+
 def test_every_shipped_scenario_is_one():
     names = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
     assert {"herd", "multi-model", "frozen"} <= set(names)
