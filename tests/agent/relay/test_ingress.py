@@ -137,6 +137,8 @@ async def test_a_stranger_gets_no_handshake(tmp_path: Path) -> None:
         {"x_pairmesh_model": None},
         {"x_pairmesh_length": None},
         {"x_pairmesh_length": "-1"},
+        {"x_pairmesh_ahead": "-1"},
+        {"x_pairmesh_ahead": "nan"},
     ],
 )
 async def test_a_head_that_announces_nothing_is_malformed(
@@ -149,6 +151,21 @@ async def test_a_head_that_announces_nothing_is_malformed(
         assert (heard.status, heard.headers["x-pairmesh-error"]) == (400, "route_malformed")
         client.close()
         assert up.requests == []
+
+
+@pytest.mark.parametrize("told", [None, "0", "2.062"])
+async def test_what_the_router_expects_reaches_admission_and_an_older_one_says_nothing(
+    tmp_path: Path, told: str | None
+) -> None:
+    async with Recorder() as up, ingress(tmp_path, up.port) as peer:
+        client = await peer.dial()
+        await client.send(head(x_pairmesh_ahead=told))
+        await client.head()
+        await client.send(chunked())
+        assert (await client.heard()).status == 200
+        client.close()
+        ((route, _),) = peer.relay.gate.admitted
+        assert route.ahead == (None if told is None else float(told))
 
 
 @pytest.mark.parametrize(
