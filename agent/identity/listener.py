@@ -58,6 +58,8 @@ def tune(sock: socket.socket, port: Port) -> None:
         if option is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(level, option, value)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.RECEIVE_BUFFER)
 
 
 def bind(host: str, port: int) -> socket.socket:

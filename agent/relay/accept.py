@@ -101,6 +101,7 @@ class Acceptor:
         full: Callable[[bool], None] = lambda _made_room: None,
     ) -> None:
         sock.setblocking(False)
+        keep_small(sock)
         sock.listen(_BACKLOG)
         self._sock = sock
         self._make = make
@@ -159,6 +160,12 @@ class Acceptor:
                 told = True
                 self._full(made)
             await self._roll.someone_left(_ROOM_S)
+
+
+def keep_small(sock: socket.socket) -> None:
+    """Bound what the kernel keeps for one turn: libuv reads a socket up to 32 times in a row while its buffers fill. What is
+    accepted on a listening socket inherits it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.RECEIVE_BUFFER)
 
 
 def keep_watch(sock: socket.socket) -> None:

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 
 from agent.effects.descriptors import OUT_OF_DESCRIPTORS
 from agent.effects.racing import first_of
-from agent.relay.accept import keep_watch
+from agent.relay.accept import keep_small, keep_watch
 from agent.relay.ports import Admits
 from agent.relay.upstream import Options, Target, UpstreamConnection
 from router_core import limits
@@ -92,8 +92,10 @@ class Pool:
             self._uncount(target)
             raise
         connection.uncounted = False
+        sock = connection.transport.get_extra_info("socket")
+        keep_small(sock)
         if options.off_host:
-            keep_watch(connection.transport.get_extra_info("socket"))
+            keep_watch(sock)
         return connection
 
     async def _reach(self, target: Target, options: Options, ip: str, port: int) -> UpstreamConnection:
