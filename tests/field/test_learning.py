@@ -11,15 +11,16 @@ from tests.support.field import OpenAiEngine, Reply, chat, mesh, served_by
 SLOW, FAST = 10.0, 56.0
 
 
-def engines(scale: float = 0.5) -> tuple[OpenAiEngine, OpenAiEngine]:
-    """Engines of 10 and of 56 tokens per second, in a time that passes ``1 / scale`` times as fast."""
+def engines(scale: float = 0.7) -> tuple[OpenAiEngine, OpenAiEngine]:
+    """Engines of 10 and of 56 tokens per second, in a time that passes ``1 / scale`` times as fast: slow enough that a busy
+    machine does not show."""
     slow, fast = (OpenAiEngine(first_s=scale / speed, token_s=scale / speed) for speed in (SLOW, FAST))
     return slow, fast
 
 
 async def one_by_one(cluster: Cluster, count: int, **more: object) -> list[Reply]:
     return [
-        await chat(cluster["alpha"], max_tokens=(20, 60)[n % 2] if not more else 20, **more)
+        await chat(cluster["alpha"], max_tokens=60 if n % 8 == 7 and not more else 20, **more)
         for n in range(count)
     ]
 
