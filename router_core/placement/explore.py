@@ -12,7 +12,7 @@ from router_core.placement.choose import S, Standing, seed_of
 from router_core.placement.record import AuthorityNote
 from router_core.policy.placement import PlacementPolicy
 
-SLOWER_MOST = 1.15
+SLOWER_MOST = 1.3
 """A row that was tried and is slower by more than this would cost the one who waits."""
 _LOTS = 2**32
 
