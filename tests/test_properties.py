@@ -15,7 +15,7 @@ HELD: dict[str, tuple[str, str]] = {
     ),
     "with speed alone the unit of time leaves the order": (
         "router_core/placement/test_decide.py",
-        "test_with_speed_alone_the_unit_of_time_does_not_matter",
+        "test_with_speed_alone_the_unit_of_time_changes_no_order",
     ),
     "an excluded row is never chosen, and empty is never all": (
         "router_core/placement/test_decide.py",

@@ -180,16 +180,17 @@ def _parted(
 def score(
     main: list[Scored], reserves: list[Scored], request: PlacementRequest, need: Need, policy: PlacementPolicy
 ) -> None:
-    """Set ``speed``, which is 0 for the row that costs least and goes towards 1 for those that cost far more, the bonuses and what leaving the mesh costs, and add them to what pressure, memory and switching cost. ``main`` is not
-    empty."""
-    w_slo, w_speed = policy.weights.slo, policy.weights.speed
+    """Set ``speed``, which is 0 for the row that costs least and goes towards 1 for those that cost far more, the bonuses
+    and what leaving the mesh costs, and add them to what pressure, memory and switching cost. Differences that nobody
+    notices weigh little however large they are in proportion. ``main`` is not empty."""
+    w_slo, w_speed, rough = policy.weights.slo, policy.weights.speed, policy.cost_least_s
     least = min([scored.est.cost for scored in main])
     both = [*main, *reserves] if reserves else main
     if request.pin is not None or request.hints.prefer:
         _favour(main, both, need.prompt, policy)
     for scored in both:
         cost = scored.est.cost
-        scored.speed = speed = (cost - least) / (cost + least) if cost > least else 0.0
+        scored.speed = speed = (cost - least) / (cost + least + rough) if cost > least else 0.0
         scored.score += w_slo * scored.slo + w_speed * speed + scored.adj
     if need.may_spill:
         _charge(both, need, policy)

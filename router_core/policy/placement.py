@@ -153,6 +153,7 @@ class PlacementPolicy:
     wait_doubt_each: float = 0.3
     wait_by_size: float = 3.0
     decode_share: float = 0.1
+    cost_least_s: float = 0.1
     herd_share: float = 0.15
     ahead_least: float = 0.1
     patient_after: int = 4

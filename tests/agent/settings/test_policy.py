@@ -17,7 +17,8 @@ from router_core.policy.placement import PRESETS, PlacementPolicy, Weights
 
 CONSTANTS = {
     "nearest_names", "candidates_kept", "authority.in_flight", "authority.failures", "authority.open_ms",
-    "authority.answers_kept", "scored_all", "scored_best", "scored_calm",
+    "authority.answers_kept", "scored_all", "scored_best", "scored_calm", "wait_doubt", "wait_doubt_each",
+    "wait_by_size", "decode_share", "cost_least_s", "herd_share", "ahead_least", "patient_after",
 }  # fmt: skip
 """Fields that no operator tunes."""
 

@@ -303,8 +303,8 @@ class Plain:
         mean = sum(judged.queued for judged in told.main) / len(told.main)
         weights = self.policy.weights
         for judged in (*told.main, *told.reserves):
-            both = judged.cost + least
-            judged.speed = max(0.0, 2 * judged.cost / both - 1) if both > 0 else 0.0
+            both = judged.cost + least + self.policy.cost_least_s
+            judged.speed = max(0.0, judged.cost - least) / both if both > 0 else 0.0
             judged.adj = self.costs.get(judged.name, 0.0)
             row, need = judged.row, self.need
             ctx = row.ctx_most if need.num_ctx is not None and row.reload_s else row.ctx

@@ -1,5 +1,6 @@
 """Properties of the decision that hold for any fleet, any load and any request."""
 
+import itertools
 import math
 from collections import Counter
 from random import Random
@@ -217,7 +218,7 @@ def test_a_worse_row_never_ranks_better(found, field, data):
 
 @settings(max_examples=40, deadline=None)
 @given(fleets(**open_rows), st.floats(0.1, 10))
-def test_with_speed_alone_the_unit_of_time_does_not_matter(found, factor):
+def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor):
     policy = PlacementPolicy(weights=Weights(slo=0, memory=0, switch=0, pressure=0, speed=1), rtt_s=1e-9)
 
     def scores(scale):
@@ -235,8 +236,9 @@ def test_with_speed_alone_the_unit_of_time_does_not_matter(found, factor):
         return {row.row.key: row.score for row in seen.scored}
 
     plain, scaled = scores(1.0), scores(factor)
-    for key in plain.keys() & scaled.keys():
-        assert scaled[key] == pytest.approx(plain[key], abs=1e-4)
+    for one, other in itertools.permutations(plain.keys() & scaled.keys(), 2):
+        if plain[one] < plain[other] - 1e-4:
+            assert scaled[one] <= scaled[other] + 1e-4
 
 
 @settings(max_examples=80, deadline=None)
