@@ -24,6 +24,8 @@ from tests.support.ports import HeldPort
 
 NODES = ("alpha", "beta", "gamma")
 SLOTS = 16
+REST_S = 3.0
+"""Between two disturbances; a node that crashes more than three times in ten seconds is shunned for it."""
 LIMITS = f"slots = {SLOTS}\nmax_queue = 64\n"
 
 
@@ -87,6 +89,7 @@ async def disturb(cluster: Cluster, machines: list[Engine], rng: Random, done: C
             await (node.term() if what == "term" else node.kill())
             await node.start()
         done[what] += 1
+        await asyncio.sleep(REST_S)
         await wait_for(all_ready, 30, f"all nodes and engines are ready again after {what}")
 
 
