@@ -185,13 +185,16 @@ def _asked(record: DecisionRecord) -> str:
     return f"asked for {named} ({req.dialect}, {req.request_class}, {how}): {'; '.join(parts)}"
 
 
+_WAITS: Final = {
+    Reason.STARTING: "this node has just started, so it waits for members that were not heard yet",
+    Reason.SHED: "all rows are so busy that background requests wait until there is less to do",
+}
+"""Why a request is held, where it is not for want of room."""
+
+
 def _chosen(record: DecisionRecord) -> Iterator[str]:
     if record.action is Action.QUEUE:
-        why = (
-            "this node has just started, so it waits for members that were not heard yet"
-            if record.reason is Reason.STARTING
-            else "no row has room for its class, so it waits for room in the router"
-        )
+        why = _WAITS.get(record.reason, "no row has room for its class, so it waits for room in the router")
         yield f"held ({record.reason.value}): {why}"
         return
     if record.chosen is None:

@@ -21,14 +21,13 @@ from router_core.placement.names import nearest
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, Choice, ViewFacts
 from router_core.placement.request import NO_HINTS, HintNote, NodeRef, PlacementRequest
-from router_core.placement.room import is_shed, waits_s, without_row
+from router_core.placement.room import is_put_off, put_off, waits_s, without_row
 from router_core.placement.survey import Survey, survey
 from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 
 _FULL_ONE_IN = 16
 _RETRIED = frozenset({429, 503})
-_SHED = Action.SHED, Reason.SHED, None
 _SCORE = attrgetter("score")
 _ROUTE = Action.ROUTE
 
@@ -49,8 +48,8 @@ def decide(
     seed = seed_of(request.request_id, request.attempt)
     counsel = request.advice
     note = NO_AUTHORITY if counsel is None else heed(counsel, seen, policy, seed)
-    shed = is_shed(request, seen, policy, seed)
-    field = field_of([] if shed else seen.scored, policy)
+    waits = is_put_off(request, seen, policy, seed, now)
+    field = field_of([] if waits else seen.scored, policy)
     rows = field.rows
     chosen = led_by(note, rows) or choose(field, seed, lambda row: capacity(row.row, seen.need))
     if counsel is None or request.attempt > 1:
@@ -77,7 +76,7 @@ def decide(
         if not full:
             del others[ALTERNATIVES:]
     else:
-        action, reason, hold = _SHED if shed else without_row(request, seen, fleet, policy, now)
+        action, reason, hold = (put_off if waits else without_row)(request, seen, fleet, policy, now)
         field, full = field_of(seen.scored, policy), True
         others = field.rows
         if reason.status in _RETRIED and reason is not Reason.DOES_NOT_FIT:

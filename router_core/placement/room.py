@@ -1,10 +1,12 @@
-"""What becomes of a request that the fleet has no room for: shed, held, or refused, and when to ask again.
+"""What becomes of a request that the fleet has no room for: put off, held, or refused, and when to ask again.
 
-Rules: only ``background`` is ever shed, before it was held or dispatched, by a lot that its seed draws; a request is
-held exactly if some row would serve it but for being full, by its record or its own word, or is just being tried after
-failures, whatever failed it before; when to ask again is told by the rows that alone are in the way. Refuses to rank rows, and to keep what is held.
+Rules: only ``background`` is put off by a saturation that is expected, by a lot that its seed draws, until that passes or
+its hold is over; it is shed only where the queue cannot take it. A request is held exactly if some row would serve it but
+for being full, by its record or its own word, or is just being tried after failures, whatever failed it before; when to
+ask again is told by the rows that alone are in the way. Refuses to rank rows, and to keep what is held.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from router_core.placement.admission import shed_share
@@ -14,6 +16,7 @@ from router_core.placement.estimates import waiting_s
 from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.request import PlacementRequest, RequestClass
+from router_core.placement.rows import Row
 from router_core.placement.survey import FULL, Survey
 from router_core.policy.placement import PlacementPolicy
 
@@ -25,19 +28,29 @@ _UNHEARD = frozenset({Reason.MODEL_ABSENT, Reason.NOT_IN_SUBSET, Reason.UNREACHA
 _BACKGROUND = RequestClass.BACKGROUND
 
 
-def is_shed(request: PlacementRequest, seen: Survey, policy: PlacementPolicy, seed: bytes) -> bool:
-    """Whether saturation (the least wait and load in units of the target) turns the request away although rows are
-    left."""
-    if (
-        request.hints.request_class is not _BACKGROUND
-        or request.attempt > 1
-        or request.held_since_ms is not None
-        or not seen.scored
-    ):
+def is_put_off(
+    request: PlacementRequest, seen: Survey, policy: PlacementPolicy, seed: bytes, now: int
+) -> bool:
+    """Whether saturation (the least wait and load in units of the target) lets the request wait although rows are left.
+    How long they take is a guess, so it goes on once its hold is over."""
+    if request.hints.request_class is not _BACKGROUND or request.attempt > 1 or not seen.scored:
+        return False
+    since_ms = request.held_since_ms
+    if since_ms is not None and now - since_ms >= targets_of(_BACKGROUND, policy).hold_ms:
         return False
     least_s = min([scored.est.wait + scored.est.load for scored in seen.scored])
     lot = int.from_bytes(blake2b(seed, digest_size=8, person=b"shed").digest()) / _LOTS
     return lot < shed_share(least_s / seen.need.ttft_s, policy)
+
+
+def put_off(
+    request: PlacementRequest, seen: Survey, fleet: Fleet, policy: PlacementPolicy, now: int
+) -> tuple[Action, Reason, HoldTerms | None]:
+    """Held until its deadline at most, or shed where the queue is full."""
+    if seen.need.until_ms <= now or not _fits(request, fleet, policy):
+        return Action.SHED, Reason.SHED, None
+    terms = _terms(request, seen, [scored.row for scored in seen.scored], seen.need.until_ms, now)
+    return Action.QUEUE, Reason.SHED, terms
 
 
 def without_row(
@@ -64,23 +77,27 @@ def without_row(
         return Action.REJECT, reason, None
     need, reason = seen.need, min([gone.reason for gone in full], key=_order)
     since_ms = now if request.held_since_ms is None else request.held_since_ms
-    targets = targets_of(request.hints.request_class, policy)
-    until_ms = min(since_ms + targets.hold_ms, need.until_ms)
-    fits = request.waits or fleet.live.hold.has_room(request.body_bytes, targets.share)
-    if until_ms <= now or not fits:
+    until_ms = min(since_ms + targets_of(request.hints.request_class, policy).hold_ms, need.until_ms)
+    if until_ms <= now or not _fits(request, fleet, policy):
         return Action.REJECT, reason, None
-    rows = [gone.row for gone in full]
-    seconds = min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in rows])
-    return (
-        Action.QUEUE,
-        reason,
-        HoldTerms(
-            since_ms=since_ms,
-            until_ms=until_ms,
-            deadline_ms=need.until_ms,
-            rows=frozenset([(row.key, row.model) for row in rows]),
-            seconds=seconds,
-        ),
+    return Action.QUEUE, reason, _terms(request, seen, [gone.row for gone in full], until_ms, now)
+
+
+def _fits(request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy) -> bool:
+    share = targets_of(request.hints.request_class, policy).share
+    return request.waits or fleet.live.hold.has_room(request.body_bytes, share)
+
+
+def _terms(
+    request: PlacementRequest, seen: Survey, rows: Sequence[Row], until_ms: int, now: int
+) -> HoldTerms:
+    need = seen.need
+    return HoldTerms(
+        since_ms=now if request.held_since_ms is None else request.held_since_ms,
+        until_ms=until_ms,
+        deadline_ms=need.until_ms,
+        rows=frozenset([(row.key, row.model) for row in rows]),
+        seconds=min([need.prompt * row.prefill_s_per_token + need.output * row.token_s for row in rows]),
     )
 
 
@@ -88,10 +105,8 @@ def _await_members(
     request: PlacementRequest, seen: Survey, fleet: Fleet, policy: PlacementPolicy, now: int, until_ms: int
 ) -> tuple[Action, Reason, HoldTerms | None]:
     """This node has just started: whoever has the model may not have been heard yet."""
-    targets = targets_of(request.hints.request_class, policy)
     until_ms = min(until_ms, seen.need.until_ms)
-    fits = request.waits or fleet.live.hold.has_room(request.body_bytes, targets.share)
-    if until_ms <= now or not fits:
+    if until_ms <= now or not _fits(request, fleet, policy):
         return Action.REJECT, Reason.STARTING, None
     terms = HoldTerms(
         since_ms=now if request.held_since_ms is None else request.held_since_ms,

@@ -98,7 +98,7 @@ class PlacementPolicy:
     ``match_penalties`` are those of ``quant``, ``family`` and ``any``. One of these levels opens if no row of a stricter
     one risks its targets by less than ``match_opens_at``. ``match_min_bits`` per weight is the least that may stand in
     for another quantisation. Held requests take turns by ``hold_quantum_s`` and rise one class per ``hold_promote_ms``;
-    ``background`` is shed from a saturation of ``shed_above``, and all of it at ``shed_range`` more.
+    ``background`` is put off from a saturation of ``shed_above``, and all of it at ``shed_range`` more.
     Above ``scored_all`` rows those ``scored_best`` are scored that would be done first, and the ``scored_calm`` least
     pressed.
     A share ``explore_share`` of requests tries a row with fewer than ``explore_samples`` own samples, if neither it nor

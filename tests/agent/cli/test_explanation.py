@@ -116,6 +116,8 @@ def test_a_wait_for_room_is_told_with_its_length() -> None:
     )
     assert "held (queue_full): no row has room for its class" in held
     assert "outcome: status 429 after 60.0 s, waited 60.0 s for room\n" in held
+    put_off = told(action=Action.QUEUE, reason=Reason.SHED, **nobody)
+    assert "held (shed): all rows are so busy that background requests wait" in put_off
     shed = told(action=Action.SHED, reason=Reason.SHED, **nobody)
     assert "refused (shed, status 429): all rows are so busy" in shed
 

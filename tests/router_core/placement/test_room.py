@@ -227,38 +227,46 @@ def saturated(saturation: float) -> Row:
     return a_row("a", in_flight=4, queued=queued, ceiling=1_000, taken_ms=NOW)
 
 
-def shed(request_class: RequestClass, saturation: float, count: int = 400) -> float:
-    fleet = a_fleet(saturated(saturation), m_r=1.0)
+def put_off(request_class: RequestClass, saturation: float, count: int = 400) -> float:
+    fleet = a_fleet(saturated(saturation), m_r=1.0, live=held_at())
     decisions = [decided(of_class(request_class, f"r{number}"), fleet) for number in range(count)]
     for decision in decisions:
-        if decision.action is Action.SHED:
-            assert (decision.reason, decision.reason.status, decision.chosen) == (Reason.SHED, 429, None)
-            assert decision.retry_after_s == 60
-    return sum(decision.action is Action.SHED for decision in decisions) / count
+        if decision.action is Action.QUEUE:
+            assert (decision.reason, decision.chosen) == (Reason.SHED, None)
+            assert decision.hold is not None
+            assert decision.hold.until_ms == decision.hold.deadline_ms
+    return sum(decision.action is Action.QUEUE for decision in decisions) / count
 
 
-def test_background_is_shed_in_proportion_to_saturation_and_nothing_else_is():
-    assert shed(BACKGROUND, 0.79) == 0.0
-    assert 0.4 < shed(BACKGROUND, 1.0) < 0.6
-    assert shed(BACKGROUND, 1.21) == 1.0
+def test_background_waits_in_proportion_to_saturation_and_nothing_else_does():
+    assert put_off(BACKGROUND, 0.79) == 0.0
+    assert 0.4 < put_off(BACKGROUND, 1.0) < 0.6
+    assert put_off(BACKGROUND, 1.21) == 1.0
     for request_class in (INTERACTIVE, BATCH):
-        assert shed(request_class, 1.21) == 0.0
+        assert put_off(request_class, 1.21) == 0.0
 
 
-def test_the_same_request_is_shed_again_and_its_record_tells_of_it():
-    fleet = a_fleet(saturated(1.0), m_r=1.0)
+def test_background_is_shed_where_the_queue_cannot_take_it():
+    decision = decided(of_class(BACKGROUND), a_fleet(saturated(1.21), m_r=1.0, live=held_at(-1)))
+    assert (decision.action, decision.reason, decision.reason.status) == (Action.SHED, Reason.SHED, 429)
+    assert decision.retry_after_s == 60
+
+
+def test_the_same_request_is_put_off_again_and_its_record_tells_of_it():
+    fleet = a_fleet(saturated(1.0), m_r=1.0, live=held_at())
     told = [[decided(of_class(BACKGROUND, f"r{number}"), fleet).action for number in range(40)] for _ in "ab"]
     assert told[0] == told[1]
-    assert set(told[0]) == {Action.SHED, Action.ROUTE}
-    record = decided(of_class(BACKGROUND, f"r{told[0].index(Action.SHED)}"), fleet).record
+    assert set(told[0]) == {Action.QUEUE, Action.ROUTE}
+    record = decided(of_class(BACKGROUND, f"r{told[0].index(Action.QUEUE)}"), fleet).record
     assert (record.full, record.chosen, record.margin, record.alternatives) == (True, None, None, ())
     assert [round(candidate.est.wait, -1) for candidate in record.candidates] == [POLICY.background.ttft_s]
     assert replay(record, POLICY) == record
 
 
-def test_who_was_held_or_dispatched_is_not_shed_any_more():
-    fleet = a_fleet(saturated(1.21), m_r=1.0)
-    request = of_class(BACKGROUND)
-    assert decided(request, fleet).action is Action.SHED
-    assert decided(replace(request, held_since_ms=NOW - 1_000), fleet).action is Action.ROUTE
+def test_who_was_held_for_as_long_as_its_class_allows_or_dispatched_goes_on():
+    fleet = a_fleet(saturated(1.21), m_r=1.0, live=held_at())
+    request, hold_ms = of_class(BACKGROUND), POLICY.background.hold_ms
+    assert decided(request, fleet).action is Action.QUEUE
+    assert decided(replace(request, held_since_ms=NOW - hold_ms + 1), fleet).action is Action.QUEUE
+    assert decided(replace(request, held_since_ms=NOW - hold_ms), fleet).action is Action.ROUTE
     assert decided(replace(request, attempt=2), fleet).action is Action.ROUTE
