@@ -20,8 +20,10 @@ from router_core.profile.profiles import Profiles
 
 _SPREAD_WAIT = 0.3
 _SPREAD_PER_PERIOD = 0.1
-_UNLIKELY = 36.0
-"""Squared standard deviations from which on the mean alone tells, to a part in a billion."""
+_UNLIKELY = 16.0
+"""Squared standard deviations below which nobody is expected to wait."""
+_CERTAIN = 36.0
+"""... above which the mean alone tells how many are, to a part in a billion."""
 _DENSITY = 1.0 / sqrt(2.0 * 3.141592653589793)
 _HALF = sqrt(0.5)
 
@@ -113,8 +115,11 @@ def ahead_of(pace: Pace, added: float, age_ms: int, policy: PlacementPolicy) -> 
 
 def excess(mean: float, variance: float) -> float:
     """The mean of what is above 0 of a normal variable."""
-    if mean * mean > _UNLIKELY * variance:
-        return mean if mean > 0.0 else 0.0
+    if mean < 0.0:
+        if mean * mean > _UNLIKELY * variance:
+            return 0.0
+    elif mean * mean > _CERTAIN * variance:
+        return mean
     sd = sqrt(variance)
     z = mean / sd
     return sd * _DENSITY * exp(-0.5 * z * z) + mean * 0.5 * (1.0 + erf(z * _HALF))
