@@ -20,6 +20,15 @@ LAYERS = (
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def look_for_tools() -> None:
+    """Raises ``NotHere`` where the right to boot a container is missing, or a tool for it."""
+    if os.geteuid() != 0:
+        raise NotHere("a container is booted by root alone")
+    for tool in ("systemd-nspawn", "nsenter", "unshare", "setpriv"):
+        if shutil.which(tool) is None:
+            raise NotHere(f"{tool} is not installed (Debian: apt-get install systemd-container util-linux)")
+
+
 @dataclass(kw_only=True)
 class Container:
     """``root`` is a folder of this host that turns into the container's root in a mount namespace of its own. What a
@@ -38,13 +47,6 @@ class Container:
 
     def open(self) -> None:
         """Lay the container's own layer over the tree."""
-        for tool in ("systemd-nspawn", "nsenter", "unshare", "setpriv"):
-            if shutil.which(tool) is None:
-                raise NotHere(
-                    f"{tool} is not installed (Debian: apt-get install systemd-container util-linux)"
-                )
-        if os.geteuid() != 0:
-            raise NotHere("a container is booted by root alone")
         self.base.mkdir()
         script = LAYERS.format(base=self.base, tree=self.tree)
         self._holder = subprocess.Popen(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.boot.container import Container, opened
+from tests.boot.container import Container, look_for_tools, opened
 from tests.boot.tree import NotHere, checkout, commit_before, tree, wheels
 
 pytestmark = [pytest.mark.boot, pytest.mark.timeout(600)]
@@ -47,6 +47,7 @@ def shell(container: Container, script: str, folder: str) -> "subprocess.Complet
 def a_container(base: Path, source: Path, before: Path | None = None) -> Container:
     """Not yet open. It has the tree that is to be installed, the wheels that pip is to take, and an engine."""
     try:
+        look_for_tools()
         of = tree()
         binds = {"/src": source, "/mnt/wheels": wheels(of), SUPPORT: Path(__file__).parent}
     except NotHere as why:
