@@ -80,6 +80,6 @@ async def test_a_name_out_of_a_record_never_reaches_a_client_or_costs_a_request(
         replies = await asyncio.gather(*(chat(beta) for _ in range(5)))
         assert [(reply.status, served_by(reply)) for reply in replies] == [(200, "alpha")] * 5
         assert not any("x-evil" in reply.headers for reply in replies)
-        assert (await chat(beta, "only")).status == 404
+        assert (await chat(beta, "only")).status in (404, 503), "gone, or not heard of yet"
         _, told, _ = await beta.cli("status")
         assert "\x1b" not in told
