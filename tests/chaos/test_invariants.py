@@ -94,10 +94,10 @@ def test_content_in_a_sink_is_found_in_any_spelling() -> None:
 
 def test_a_leak_is_found() -> None:
     before = Usage(fds=20, threads=5, children=0, rss_mib=60.0)
-    assert inv.nothing_leaks(before, Usage(fds=22, threads=5, children=0, rss_mib=75.0)) == []
+    assert inv.nothing_leaks(before, Usage(fds=22, threads=9, children=0, rss_mib=75.0)) == []
     for after in (
         Usage(fds=23, threads=5, children=0, rss_mib=60.0),
-        Usage(fds=20, threads=6, children=0, rss_mib=60.0),
+        Usage(fds=20, threads=10, children=0, rss_mib=60.0),
         Usage(fds=20, threads=5, children=1, rss_mib=60.0),
         Usage(fds=20, threads=5, children=0, rss_mib=85.0),
     ):

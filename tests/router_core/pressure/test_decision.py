@@ -252,7 +252,10 @@ def test_a_cold_load_goes_past_a_gpu_whose_memory_others_took() -> None:
 def test_a_gpu_that_tells_nothing_is_not_taken_for_idle() -> None:
     calm, silent = PressedHost().run(15), PressedHost().run(15).run(60, util=None, state=GpuState.UNKNOWN)
     assert left_out(decision(silent)) == [], "what is resident is served"
-    assert left_out(decision(silent, resident=False)) == [(Reason.PRESSURE, "unknown")]
+    cold = decision(silent, resident=False)
+    assert left_out(cold) == []
+    others = [each.out for each in cold.record.candidates if each.row != cold.record.chosen]
+    assert others == ["backup"], "a load there is the last resort"
     scores = [
         next(row.pressure for row in a_fleet_of(each).rows if row.node_name == "a") for each in (calm, silent)
     ]
