@@ -144,7 +144,9 @@ async def test_a_hangup_by_hand_reloads_while_the_terminal_is_there(tmp_path: Pa
 
 
 async def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    async with Terminal() as terminal, node_in(terminal, tmp_path, "nohup") as node:
+    said = tmp_path / "nohup.out"
+    under = ("sh", "-c", f'exec nohup "$@" >>{said}', "sh")
+    async with Terminal() as terminal, node_in(terminal, tmp_path, *under) as node:
         terminal.close()
         with pytest.raises(RuntimeError, match="not within"):
             await wait_for(lambda: stopped(node), 1.5, "it stops")
