@@ -32,12 +32,14 @@ def is_put_off(
     request: PlacementRequest, seen: Survey, policy: PlacementPolicy, seed: bytes, now: int
 ) -> bool:
     """Whether saturation (the least wait and load in units of the target) lets the request wait although rows are left.
-    How long they take is a guess, so it goes on once its hold is over."""
+    How long they take is a guess, so it goes on once its hold is over, or half of the time until its deadline."""
     if request.hints.request_class is not _BACKGROUND or request.attempt > 1 or not seen.scored:
         return False
     since_ms = request.held_since_ms
-    if since_ms is not None and now - since_ms >= targets_of(_BACKGROUND, policy).hold_ms:
-        return False
+    if since_ms is not None:
+        hold_ms = min(targets_of(_BACKGROUND, policy).hold_ms, (seen.need.until_ms - since_ms) // 2)
+        if now - since_ms >= hold_ms:
+            return False
     least_s = min([scored.est.wait + scored.est.load for scored in seen.scored])
     lot = int.from_bytes(blake2b(seed, digest_size=8, person=b"shed").digest()) / _LOTS
     return lot < shed_share(least_s / seen.need.ttft_s, policy)

@@ -269,4 +269,8 @@ def test_who_was_held_for_as_long_as_its_class_allows_or_dispatched_goes_on():
     assert decided(request, fleet).action is Action.QUEUE
     assert decided(replace(request, held_since_ms=NOW - hold_ms + 1), fleet).action is Action.QUEUE
     assert decided(replace(request, held_since_ms=NOW - hold_ms), fleet).action is Action.ROUTE
+    hasty = of_class(BACKGROUND, deadline_ms=10_000)
+    for waited_ms, action in ((4_000, Action.QUEUE), (6_000, Action.ROUTE)):
+        held = replace(hasty, arrival_ms=NOW - waited_ms, held_since_ms=NOW - waited_ms)
+        assert decided(held, fleet).action is action, "in time for its deadline"
     assert decided(replace(request, attempt=2), fleet).action is Action.ROUTE
