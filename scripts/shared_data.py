@@ -66,6 +66,7 @@ def _read(traces: Path, profiles: Path) -> Supply:
         measured=Measured(
             speeds=gpu_speeds(profiles / "llama3_llamabench_2024.csv"),
             slowdowns=batch_slowdowns(profiles / "dgx_spark_batched_2025.csv"),
+            depth_slopes=depth_slopes(profiles / "dgx_spark_depth_2025.csv"),
         ),
     )
 
@@ -149,6 +150,19 @@ def batch_slowdowns(path: Path, context: int = 4_096, batch: int = 4) -> dict[st
         model: (speeds[1] / speeds[batch] - 1.0) / (batch - 1)
         for model, speeds in per_stream.items()
         if {1, batch} <= speeds.keys()
+    }
+
+
+def depth_slopes(path: Path, depth: int = 4_096) -> dict[str, float]:
+    """Relative slow-down of generation per 1,024 tokens of context by model (its name without quantisation), from
+    llama.cpp runs at no depth and at ``depth``."""
+    speeds: dict[str, dict[int, float]] = {}
+    for row in _rows(path):
+        speeds.setdefault(row["model"].split()[0], {})[int(row["depth_tokens"])] = float(row["gen_tps_tg32"])
+    return {
+        model: (told[0] / told[depth] - 1.0) * 1_024 / depth
+        for model, told in speeds.items()
+        if {0, depth} <= told.keys()
     }
 
 

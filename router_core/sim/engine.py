@@ -1,10 +1,11 @@
 """An inference engine at virtual time: slots with continuous batching, a FIFO queue, memory, cold loads, eviction.
 
 Prompts that are computed at the same time share the prompt speed; every sequence in the batch generates at
-``tg / (1 + beta * (batch - 1))``, the shape that batched llama.cpp benchmarks show: total prompt speed stays, total
-generation speed grows less than the batch. One model loads at a time; it evicts idle models, longest unused first, and
-while only busy ones are in its way the queue behind it waits for them (as Ollama's scheduler does). Refuses to know
-routers.
+``tg / (1 + beta * (batch - 1)) / (1 + depth_slope * depth / 1024)``, the shape that batched llama.cpp benchmarks and
+those at depth show: total prompt speed stays, total generation speed grows less than the batch, and a longer context
+generates slower. While a prompt is computed, the others get one token for each of its chunks. One model loads at a time;
+it evicts idle models, longest unused first, and while only busy ones are in its way the queue behind it waits for them
+(as Ollama's scheduler does). It knows nothing of routers.
 """
 
 import math
@@ -23,6 +24,7 @@ _RELOAD_GAIN = 1.6
 _RELOAD_MS = 3_600_000
 _DONE = 1e-6
 _STEP_MS = 10_000
+_DEPTH_TOKENS = 1_024
 
 
 class ModelSpec(Struct, frozen=True, gc=False, kw_only=True):
@@ -41,7 +43,10 @@ class ModelSpec(Struct, frozen=True, gc=False, kw_only=True):
 
 class EngineSpec(Struct, frozen=True, gc=False, kw_only=True):
     """``memory_bytes`` holds models, ``load_bytes_per_s`` reads a cold one, ``cache_blocks`` prompt blocks are kept.
-    Without ``shared_prompt`` every prompt is computed at full speed whatever runs besides: a plain model of slots."""
+    ``depth_slope`` is how much longer a token takes per 1,024 tokens of context. ``chunk_tokens`` is how much of a prompt
+    is computed in one step with the batch, so that answers get ``pp / chunk_tokens`` tokens/s at most meanwhile; 0: prompts
+    slow no answer. Without ``shared_prompt`` every prompt is computed at full speed whatever runs besides: a plain model
+    of slots."""
 
     slots: int
     models: tuple[ModelSpec, ...]
@@ -50,13 +55,15 @@ class EngineSpec(Struct, frozen=True, gc=False, kw_only=True):
     load_bytes_per_s: float = 1.19 * GIB
     cache_blocks: int = 0
     shared_prompt: bool = True
+    depth_slope: float = 0.0
+    chunk_tokens: int = 0
 
 
 class Job(Struct, kw_only=True, eq=False):
     """One request inside an engine. The calls come at the first token and at the end, never after ``cancel``.
 
     ``prefill_left`` and ``decode_left`` are tokens; times are ms, None until reached. ``computed`` are the prompt
-    tokens that no cached block saved.
+    tokens that no cached block saved, ``depth`` the tokens of context in the middle of the answer.
     """
 
     model: str
@@ -71,6 +78,10 @@ class Job(Struct, kw_only=True, eq=False):
     computed: int = 0
     prefill_left: float = 0.0
     decode_left: float = 0.0
+
+    @property
+    def depth(self) -> float:
+        return self.prompt + 0.5 * self.output
 
 
 class Engine:
@@ -236,35 +247,45 @@ class Engine:
 
 
 def _progress(jobs: list[Job], models: Mapping[str, ModelSpec], spec: EngineSpec, seconds: float) -> None:
-    computing, crowd = _crowding(jobs, spec)
-    for job in jobs:
-        model = models[job.model]
+    speeds = _speeds(jobs, models, spec)
+    for job, speed in zip(jobs, speeds, strict=True):
         if job.prefill_left > _DONE:
-            job.prefill_left -= seconds * model.pp / computing
+            job.prefill_left -= seconds * speed
         else:
-            job.decode_left -= seconds * model.tg / crowd
+            job.decode_left -= seconds * speed
 
 
 def _next_end_s(jobs: list[Job], models: Mapping[str, ModelSpec], spec: EngineSpec) -> float | None:
     """Seconds until some job ends its prompt or its answer, all else staying as it is."""
     if not jobs:
         return None
-    computing, crowd = _crowding(jobs, spec)
+    speeds = _speeds(jobs, models, spec)
     soonest = min(
         [
-            job.prefill_left * computing / models[job.model].pp
-            if job.prefill_left > _DONE
-            else job.decode_left * crowd / models[job.model].tg
-            for job in jobs
+            (job.prefill_left if job.prefill_left > _DONE else job.decode_left) / speed
+            for job, speed in zip(jobs, speeds, strict=True)
         ]
     )
     return max(0.0, soonest)
 
 
-def _crowding(jobs: list[Job], spec: EngineSpec) -> tuple[float, float]:
-    """By how much prompts, and answers, are slower than alone."""
-    computing = sum(job.prefill_left > _DONE for job in jobs) if spec.shared_prompt else 1
-    return float(computing), 1.0 + spec.beta * (len(jobs) - 1)
+def _speeds(jobs: list[Job], models: Mapping[str, ModelSpec], spec: EngineSpec) -> list[float]:
+    """Tokens/s of each job, of its prompt as long as that is not computed, else of its answer."""
+    prompts = [job for job in jobs if job.prefill_left > _DONE]
+    sharing = float(len(prompts)) if spec.shared_prompt else 1.0
+    crowd = 1.0 + spec.beta * (len(jobs) - 1)
+    stalled = math.inf
+    if prompts and spec.chunk_tokens:
+        stalled = min([models[job.model].pp for job in prompts]) / spec.chunk_tokens
+    found = []
+    for job in jobs:
+        model = models[job.model]
+        if job.prefill_left > _DONE:
+            found.append(model.pp / sharing)
+        else:
+            deep = 1.0 + spec.depth_slope * job.depth / _DEPTH_TOKENS
+            found.append(min(model.tg / crowd / deep, stalled))
+    return found
 
 
 class Forecast(Struct, frozen=True, gc=False, kw_only=True):
@@ -281,9 +302,17 @@ _NEVER = Forecast(start_ms=math.inf, first_ms=math.inf, end_ms=math.inf)
 def _forecast(engine: Engine, model: str, prompt: int, output: int) -> Forecast:
     """What becomes of a new request: the queue in order, loads one after another and then in the way."""
     spec, models = engine.spec, engine.models
-    jobs = [_copy(job.model, job.prefill_left, job.decode_left) for job in engine.running]
-    mine = _copy(model, float(prompt), output - 1.0)
-    queue = [_copy(job.model, float(job.prompt), job.output - 1.0) for job in engine.queue] + [mine]
+    jobs = [_copy(job, job.prefill_left, job.decode_left) for job in engine.running]
+    mine = Job(
+        model=model,
+        prompt=prompt,
+        output=output,
+        on_first=_nothing,
+        on_end=_nothing,
+        prefill_left=float(prompt),
+        decode_left=max(0.0, output - 1.0),
+    )
+    queue = [_copy(job, float(job.prompt), job.output - 1.0) for job in engine.queue] + [mine]
     warm = set(engine.resident)
     now = float(engine._timeline.now)
     start = first = math.inf
@@ -312,11 +341,11 @@ def _forecast(engine: Engine, model: str, prompt: int, output: int) -> Forecast:
             jobs.remove(job)
 
 
-def _copy(model: str, prefill_left: float, decode_left: float) -> Job:
+def _copy(job: Job, prefill_left: float, decode_left: float) -> Job:
     return Job(
-        model=model,
-        prompt=0,
-        output=0,
+        model=job.model,
+        prompt=job.prompt,
+        output=job.output,
         on_first=_nothing,
         on_end=_nothing,
         prefill_left=prefill_left,

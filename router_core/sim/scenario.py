@@ -69,8 +69,9 @@ class LoadLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything but the policy and the seed. ``beta`` slows a batch down, unless ``batching`` names a model whose
-    measured slow-down is at hand; ``cache_blocks`` and ``shared_prompt`` are those of every engine. ``warmup`` is the
+    """Everything but the policy and the seed. ``beta`` slows a batch down and ``depth_slope`` a long context, unless
+    ``batching`` names a model whose measured slow-downs are at hand; ``cache_blocks``, ``shared_prompt`` and
+    ``chunk_tokens`` are those of every engine. ``warmup`` is the
     share of requests that is played but not measured, ``frozen`` names hosts whose engine accepts requests and stays
     silent from the first measured one on, ``liars`` those that claim to be ``boast`` times as fast as they are. Speeds are
     measured wrong by ``misread``, too high on the first host, too low on the next, and so on."""
@@ -82,6 +83,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batching: str | None = None
     cache_blocks: Count = 0
     shared_prompt: bool = True
+    depth_slope: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
+    chunk_tokens: Count = 0
     warmup: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
     zipf_s: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     wire: WireSpec = WireSpec()
@@ -133,6 +136,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 load_bytes_per_s=line.load_gib_s * GIB,
                 cache_blocks=self.cache_blocks,
                 shared_prompt=self.shared_prompt,
+                depth_slope=measured.depth_slopes.get(self.batching or "", self.depth_slope),
+                chunk_tokens=self.chunk_tokens,
             ),
             max_queue=line.max_queue if line.max_queue is not None else 2 * line.slots,
             warm=tuple(warm),
@@ -142,10 +147,12 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """Published measurements: (prompt, generation) tokens/s by GPU, slow-down per further sequence by model."""
+    """Published measurements: (prompt, generation) tokens/s by GPU, slow-down per further sequence and per 1,024 tokens
+    of context by model."""
 
     speeds: dict[str, tuple[float, float]] = {}
     slowdowns: dict[str, float] = {}
+    depth_slopes: dict[str, float] = {}
 
 
 def parse_scenario(table: dict[str, Any]) -> Scenario:

@@ -53,6 +53,31 @@ def two_models(memory_gib: int) -> dict[str, object]:
     return {"models": models, "memory_bytes": memory_gib * GIB, "load_bytes_per_s": 1.0 * GIB}
 
 
+def test_a_longer_context_generates_slower():
+    bench = Bench(depth_slope=0.5)
+    bench.submit(prompt=1_000, output=48)
+    bench.run()
+    assert bench.firsts[0] == 1_000
+    assert bench.ends[0] == 1_000 + 47 * 20 * 1.5
+
+
+def test_answers_get_one_token_for_each_chunk_of_a_prompt_that_is_computed_beside_them():
+    bench = Bench(chunk_tokens=100)
+    bench.submit(prompt=1, output=101)
+    bench.run(until_ms=1_001)
+    bench.submit(prompt=1_000, output=2)
+    bench.run()
+    alone_ms, stalled_ms = 1_000, 1_000
+    assert bench.ends[0] == 1 + alone_ms + stalled_ms + (100 - 50 - 10) * 20
+
+
+def test_a_prompt_alone_is_as_fast_whatever_its_chunks():
+    bench = Bench(chunk_tokens=100)
+    bench.submit()
+    bench.run()
+    assert (bench.firsts[0], bench.ends[0]) == (1_000, 2_000)
+
+
 def test_a_request_alone_takes_its_prompt_and_its_answer():
     bench = Bench()
     bench.submit()

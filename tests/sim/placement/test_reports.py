@@ -296,6 +296,9 @@ def test_traces_are_read_as_they_were_published(tmp_path):
     (profiles / "dgx_spark_batched_2025.csv").write_text(
         "model,context_tokens,batch,gen_tps_per_stream\nQwen Q8_0,4096,1,20\nQwen Q8_0,4096,4,10\nQwen Q8_0,512,4,1\n"
     )
+    (profiles / "dgx_spark_depth_2025.csv").write_text(
+        "model,depth_tokens,gen_tps_tg32\nQwen Q8_0,0,22\nQwen Q8_0,4096,20\nQwen Q8_0,8192,1\nother Q4,0,9\n"
+    )
     found = shared_data.supply(tmp_path)
     conv = found.lengths["azure_conv"]
     assert [(one.prompt, one.output) for one in conv] == [(374, 44), (1, 109)]
@@ -307,6 +310,7 @@ def test_traces_are_read_as_they_were_published(tmp_path):
     assert client.prompt[-1] == 16_384
     assert found.measured.speeds == {"3070": (2283.62, 70.94)}
     assert found.measured.slowdowns == {"Qwen": pytest.approx(1 / 3)}
+    assert found.measured.depth_slopes == {"Qwen": pytest.approx(0.1 / 4)}
 
 
 def run(*told: str) -> int:
