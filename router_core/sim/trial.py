@@ -52,7 +52,7 @@ class Dispatch(Protocol):
 
 class Result(Struct, frozen=True, kw_only=True):
     """One run in figures: times in seconds, shares in 0..1, ``makespan_s`` from the first arrival to the last end,
-    ``offered_rps`` how many requests came a second (by the load, a share of what all engines sustain together)."""
+    ``offered_rps`` how many requests came a second, ``capacity_rps`` how many of them all engines sustain together."""
 
     scenario: str
     policy: str
@@ -76,6 +76,7 @@ class Result(Struct, frozen=True, kw_only=True):
     retries: int
     makespan_s: float
     offered_rps: float
+    capacity_rps: float
     leaks: int
 
 
@@ -97,6 +98,7 @@ FIGURES: tuple[tuple[str, str], ...] = (
     ("retries", "retries"),
     ("makespan_s", "s"),
     ("offered_rps", "requests/s"),
+    ("capacity_rps", "requests/s"),
 )
 
 
@@ -152,7 +154,8 @@ def play(
         dispatch.start(ask)
 
     asks = world.run(requests, start)
-    return _result(scenario, policy, rho, seed, world, asks[skipped:])
+    capacity_rps = capacity_of(scenario, specs, seed, supply)
+    return _result(scenario, policy, rho, seed, world, asks[skipped:], capacity_rps)
 
 
 def requests_of(
@@ -164,21 +167,30 @@ def requests_of(
         size = Length(prompt=load.prompt, output=load.output)
         return come.at_once(load.requests, size, scenario.model[0].name, load.before, load.every_s)
     routers = load.routers or (1.0,) * len(specs)
+    rate_rps = rho * capacity_of(scenario, specs, seed, supply)
+    if not rate_rps:
+        return []
     if load.arrivals == "mixed":
-        trial = come.mixed(supply.clients, 1.0, load.requests, routers, scenario.shares, Random(seed))
-        if not trial:
-            return []
-        step = max(1, len(trial) // _SAMPLE)
-        sizes = [Length(prompt=one.prompt, output=one.output) for one in trial[::step]]
-        rate_rps = rho * fleet_capacity_rps(scenario, specs, sizes)
         return come.mixed(supply.clients, rate_rps, load.requests, routers, scenario.shares, rng)
-    if load.lengths not in supply.lengths:
-        raise LocalMisuse(f"lengths {load.lengths!r} are unknown, there are {', '.join(supply.lengths)}")
-    lengths = supply.lengths[load.lengths]
-    step = max(1, len(lengths) // _SAMPLE)
-    rate_rps = rho * fleet_capacity_rps(scenario, specs, lengths[::step])
     stream = come.poisson if load.arrivals == "poisson" else come.replay
-    return list(stream(lengths, rate_rps, load.requests, routers, scenario.shares, rng))
+    return list(stream(supply.lengths[load.lengths], rate_rps, load.requests, routers, scenario.shares, rng))
+
+
+def capacity_of(scenario: Scenario, specs: Sequence[NodeSpec], seed: int, supply: Supply) -> float:
+    """Requests/s of the scenario's sizes that all engines sustain together. Raises LocalMisuse on unknown lengths."""
+    load = scenario.load
+    if load.arrivals == "at_once":
+        sizes: Sequence[Length] = [Length(prompt=load.prompt, output=load.output)]
+    elif load.arrivals == "mixed":
+        routers = load.routers or (1.0,) * len(specs)
+        trial = come.mixed(supply.clients, 1.0, load.requests, routers, scenario.shares, Random(seed))
+        sizes = [Length(prompt=one.prompt, output=one.output) for one in trial]
+    elif load.lengths in supply.lengths:
+        sizes = supply.lengths[load.lengths]
+    else:
+        raise LocalMisuse(f"lengths {load.lengths!r} are unknown, there are {', '.join(supply.lengths)}")
+    sample = sizes[:: max(1, len(sizes) // _SAMPLE)]
+    return fleet_capacity_rps(scenario, specs, sample) if sample else 0.0
 
 
 def fleet_capacity_rps(scenario: Scenario, specs: Sequence[NodeSpec], lengths: Sequence[Length]) -> float:
@@ -203,7 +215,13 @@ def _skipped(scenario: Scenario, count: int) -> int:
 
 
 def _result(
-    scenario: Scenario, policy: str, rho: float, seed: int, world: FleetWorld, measured: Sequence[Ask]
+    scenario: Scenario,
+    policy: str,
+    rho: float,
+    seed: int,
+    world: FleetWorld,
+    measured: Sequence[Ask],
+    capacity_rps: float,
 ) -> Result:
     patience_s = world.policy.interactive.deadline_ms / 1000.0
     ttft = sorted(patience_s if ask.ttft_s is None else ask.ttft_s for ask in measured)
@@ -236,6 +254,7 @@ def _result(
         makespan_s=makespan_s,
         offered_rps=len(measured)
         / max(1e-3, (measured[-1].arrival.at_ms - measured[0].arrival.at_ms) / 1000.0),
+        capacity_rps=capacity_rps,
         leaks=world.leaks(),
     )
 

@@ -36,6 +36,7 @@ FIGURES = dict.fromkeys(
         "away",
         "makespan_s",
         "offered_rps",
+        "capacity_rps",
     ],
     1.0,
 ) | dict.fromkeys(["requests", "failed", "cold_loads", "refusals", "retries", "leaks"], 0)
