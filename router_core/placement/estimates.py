@@ -143,8 +143,8 @@ def estimate(
     """Predicted times of a row.
 
     ``ahead`` is how many have to end there before, ``tpot`` as last told ``age_ms`` ago, ``hit`` the prompt tokens that
-    are probably cached there. A request that is larger than usual pays more for waiting: where it waits it keeps others
-    waiting longer.
+    are probably cached there. What others pay is part of the cost: a request that is larger than usual pays more for
+    waiting, as it keeps others waiting longer, and a load pays what the models that it evicts take to load again.
     """
     row = pace.row
     wait_s = ahead * pace.turn_s
@@ -160,7 +160,7 @@ def estimate(
     net = 0.0 if row.is_self else need.transfer_s + row.way_s
     ttft = net + wait_s + load + prefill
     decode = output * tpot
-    cost = ttft + decode_share * decode
+    cost = ttft + row.debt_s + decode_share * decode
     if ahead:
         own_s = prompt * row.prefill_s_per_token + output * row.full_token_s
         cost += wait_by_size * ahead * own_s / row.k
@@ -175,7 +175,7 @@ def costs_of(paces: Iterable[Pace], need: Need, now: int, policy: PlacementPolic
     for pace in paces:
         row = pace.row
         prefill_s = prompt * row.prefill_s_per_token
-        cost = row.way_s + row.load_s + row.first_s + prefill_s + share * output * pace.tpot_s
+        cost = row.way_s + row.load_s + row.debt_s + row.first_s + prefill_s + share * output * pace.tpot_s
         k, told = row.k, pace.told
         if told >= k:
             since = (now - row.taken_ms) / (1000.0 * pace.usual_s)

@@ -59,7 +59,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     why it is out or only a reserve. Speeds are kept as seconds per token; ``load_s`` is the time until the model could
     serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
     whatever their quantisation, ``family`` for what they descend from. ``need_bytes`` is what a load probably takes of
-    ``room_bytes``, on a scale of ``fit_scale``; ``weight_bytes`` what it takes for certain (0: not told) of the most that it
+    ``room_bytes``, on a scale of ``fit_scale``, and ``debt_s`` what that costs other models later, in seconds of loading; ``weight_bytes`` what it takes for certain (0: not told) of the most that it
     can get, ``reach_bytes``. ``foreign`` counts requests at the engine that did not come through pairmesh, ``k`` is the
     useful batch size,
     ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
@@ -130,6 +130,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     pressure: float
     memory: float
     switch: float
+    debt_s: float = 0.0
     way_s: float = 0.0
     first_s: float = 0.0
 
@@ -248,6 +249,7 @@ def row_of(
     caps = _capabilities(engine, model)
     resident_ctx = draft.resident.ctx if resident and draft.resident is not None else None
     tuned = remote or resident or loading
+    debt_s = 0.0 if tuned else _debt_s(draft, need, able, policy, reload_s)
     scale = _fit_scale(draft, policy)
     return Row(
         key=draft.key,
@@ -313,9 +315,8 @@ def row_of(
         samples=able.n,
         pressure=squeeze.score,
         memory=0.0 if tuned else _memory(need, room, scale, policy),
-        switch=0.0
-        if tuned
-        else 1.0 - math.exp(-_debt_s(draft, need, able, policy, reload_s) / policy.debt_scale_s),
+        switch=1.0 - math.exp(-debt_s / policy.debt_scale_s),
+        debt_s=debt_s,
         way_s=max(0.0, (node.rtt_ms or 0) / 1000.0 - policy.rtt_s),
     )
 

@@ -69,6 +69,7 @@ def rows(draw, name: str = "a", **over):
         "pressure": draw(_unit),
         "memory": 0.0 if resident else draw(_unit),
         "switch": 0.0 if resident else draw(_unit),
+        "debt_s": 0.0 if resident else draw(_seconds),
         "ctx": draw(st.sampled_from([None, 1, 2_000, 10_000, 10**6])),
         "room_bytes": draw(st.none() | st.floats(0, 2**36)),
         "down": draw(st.sampled_from([*[None] * 9, "engine"])),
@@ -171,10 +172,22 @@ def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request):
         assert len(tried) + len(gone) == len(found)
 
 
+def test_a_load_that_other_models_pay_for_is_chosen_later_than_one_that_nobody_misses():
+    def served(debt_s: float) -> str | None:
+        full = a_row("full", in_flight=4, queued=2, taken_ms=NOW)
+        cold = a_row("cold", resident=False, load_s=4.0, debt_s=debt_s, taken_ms=NOW)
+        return chosen_node(decided(a_request(), a_fleet(full, cold)))
+
+    assert served(debt_s=0.0) == "cold"
+    assert served(debt_s=20.0) == "full"
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     fleets(**open_rows),
-    st.sampled_from(["pressure", "in_flight", "queued", "owed", "success", "load_s", "way_s", "taken_ms"]),
+    st.sampled_from(
+        ["pressure", "in_flight", "queued", "owed", "success", "load_s", "debt_s", "way_s", "taken_ms"]
+    ),
     st.data(),
 )
 def test_a_worse_row_never_ranks_better(found, field, data):
@@ -187,7 +200,7 @@ def test_a_worse_row_never_ranks_better(found, field, data):
         found[victim] = replace(found[victim], in_flight=served, queued=0)
         owed = data.draw(st.integers(0, found[victim].k - 1 - served))
     old = found[victim]
-    if field == "load_s":
+    if field in ("load_s", "debt_s"):
         assume(not old.resident)
     worse = {
         "pressure": min(1.0, old.pressure + 0.3),
@@ -195,6 +208,7 @@ def test_a_worse_row_never_ranks_better(found, field, data):
         "queued": old.queued + 1,
         "success": old.success / 2,
         "load_s": old.load_s + 5.0,
+        "debt_s": old.debt_s + 5.0,
         "way_s": old.way_s + 5.0,
         "taken_ms": old.taken_ms - data.draw(st.integers(1, 8)) * old.period_ms,
     }
@@ -229,6 +243,7 @@ def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor):
                 token_s=row.token_s * scale,
                 full_token_s=row.full_token_s * scale,
                 load_s=row.load_s * scale,
+                debt_s=row.debt_s * scale,
             )
             for row in found
         ]
