@@ -230,4 +230,11 @@ def table(tally: Tally, scenario: str, rho: float, figures: Sequence[tuple[str, 
 
 
 def _cell(mean: Mean) -> str:
-    return f"{mean.value:.3g}" if mean.half is None else f"{mean.value:.3g} ± {mean.half:.2g}"
+    """Three digits of a mean and two of its interval; what has more before the point is a whole number."""
+    return (
+        _digits(mean.value, 3) if mean.half is None else f"{_digits(mean.value, 3)} ± {_digits(mean.half, 2)}"
+    )
+
+
+def _digits(value: float, count: int) -> str:
+    return f"{value:.0f}" if abs(value) >= 10**count else f"{value:.{count}g}"

@@ -147,6 +147,12 @@ def test_a_gate_at_its_limit_is_met():
     assert Gate(name="g", value=1.0, unit="s", baseline=2.0, ratio=0.51, gate=0.5).ok is False
 
 
+def test_counts_are_told_as_whole_numbers_and_never_as_powers_of_ten():
+    runs = [a_result(seed=seed, refusals=count) for seed, count in ((1, 1_030), (2, 1_250))]
+    (*_, line) = table(Tally(runs), "herd", 0.7, [("refusals", "refusals")])
+    assert line.split() == ["refusals", "1140", "±", "1398"]
+
+
 def test_a_table_holds_every_figure_of_every_policy():
     head, seeds, *lines = table(the_suite(away=0.25), "herd", 0.7, FIGURES_TOLD)
     assert seeds.split() == ["seeds", "1", "1", "1", "1", "1"]
