@@ -12,23 +12,23 @@ KEY = NodeKey.from_seed(SEED)
 GOLDEN = (HERE / "good/certificate.der").read_bytes()
 
 
-def test_the_certificate_is_a_pure_function_of_the_key():
+def test_the_certificate_is_a_pure_function_of_the_key() -> None:
     assert build_certificate(KEY.private) == GOLDEN
     assert len(GOLDEN) == 497
 
 
-def test_the_golden_certificate_proves_its_id():
+def test_the_golden_certificate_proves_its_id() -> None:
     assert check_cert(GOLDEN) == id32_of_key(KEY.key32)
     assert certificate_pem(GOLDEN).startswith(b"-----BEGIN CERTIFICATE-----")
 
 
 @pytest.mark.threat("T25")
 @pytest.mark.parametrize("fault", CertFault)
-def test_every_fault_has_a_certificate_that_shows_it(fault):
+def test_every_fault_has_a_certificate_that_shows_it(fault) -> None:
     assert check_cert((HERE / f"bad/cert_{fault.value}.der").read_bytes()) is fault
 
 
-def test_a_certificate_that_does_not_say_it_is_no_authority_counts_as_one():
+def test_a_certificate_that_does_not_say_it_is_no_authority_counts_as_one() -> None:
     good = x509.load_der_x509_certificate(GOLDEN)
     builder = (
         x509.CertificateBuilder()
@@ -46,7 +46,7 @@ def test_a_certificate_that_does_not_say_it_is_no_authority_counts_as_one():
 
 
 @pytest.mark.threat("T17")
-def test_no_flipped_byte_of_a_certificate_goes_unseen():
+def test_no_flipped_byte_of_a_certificate_goes_unseen() -> None:
     for at in range(len(GOLDEN)):
         altered = bytearray(GOLDEN)
         altered[at] ^= 0x01
@@ -55,6 +55,6 @@ def test_no_flipped_byte_of_a_certificate_goes_unseen():
         assert isinstance(check_cert(bad), CertFault)
 
 
-def test_the_server_name_is_the_id_in_its_own_domain():
+def test_the_server_name_is_the_id_in_its_own_domain() -> None:
     node_id = node_id_of(id32_of_key(KEY.key32))
     assert server_name(node_id) == f"{node_id}.mesh.internal"

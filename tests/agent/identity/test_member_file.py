@@ -29,11 +29,11 @@ MEMBER = MemberFile(
 TEXT = json.loads(write_member_file(MEMBER))
 
 
-def test_a_written_file_parses_to_the_same_member():
+def test_a_written_file_parses_to_the_same_member() -> None:
     assert parse_member_file(write_member_file(MEMBER)) == MEMBER
 
 
-def test_people_can_read_it():
+def test_people_can_read_it() -> None:
     assert (TEXT["node_id"], TEXT["name"], TEXT["paired"]) == (MEMBER.node_id, "box", False)
     assert [address["ip"] for address in TEXT["addresses"]] == ["192.168.1.20", "fd00::1"]
     assert write_member_file(MEMBER).count(b"\n") > 10
@@ -65,15 +65,15 @@ def reason(**changes: object) -> str:
         {"addresses": TEXT["addresses"] * 5},
     ],
 )
-def test_anything_else_is_malformed(changes):
+def test_anything_else_is_malformed(changes) -> None:
     assert reason(**changes) == "malformed"
 
 
-def test_a_later_version_is_told_apart_whatever_else_it_holds():
+def test_a_later_version_is_told_apart_whatever_else_it_holds() -> None:
     assert reason(version=2, extra=1) == "unsupported_version"
 
 
-def test_a_certificate_that_is_not_the_one_of_the_id_is_refused():
+def test_a_certificate_that_is_not_the_one_of_the_id_is_refused() -> None:
     other = json.loads(
         write_member_file(
             MemberFile(
@@ -92,7 +92,7 @@ def test_a_certificate_that_is_not_the_one_of_the_id_is_refused():
 
 @pytest.mark.threat("T17")
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 15_000, b"\xff", b"{}", b"null", b" " * (MOST + 1)])
-def test_a_file_that_is_no_member_file_is_malformed(content):
+def test_a_file_that_is_no_member_file_is_malformed(content) -> None:
     with pytest.raises(RemoteFault, match="malformed"):
         parse_member_file(content)
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_no_member_file_is_malformed(content):
 @pytest.mark.threat("T17")
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 2_000), byte=st.integers(0, 255))
-def test_an_altered_file_is_the_member_or_a_remote_fault(at, byte):
+def test_an_altered_file_is_the_member_or_a_remote_fault(at, byte) -> None:
     content = bytearray(write_member_file(MEMBER))
     content[at % len(content)] = byte
     try:

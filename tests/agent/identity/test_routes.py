@@ -25,14 +25,14 @@ EXPECTED = {
 
 @pytest.mark.threat("T29")
 @pytest.mark.parametrize("roles", range(16))
-def test_every_route_is_open_to_its_roles_and_to_no_others(roles):
+def test_every_route_is_open_to_its_roles_and_to_no_others(roles) -> None:
     assert set(ROUTES) == set(EXPECTED)
     for route, enough in EXPECTED.items():
         assert allowed(*route, roles) is (Answer.ALLOWED if roles & enough else Answer.FORBIDDEN)
 
 
 @pytest.mark.threat("T29")
-def test_whatever_is_not_in_the_table_does_not_exist_even_with_all_roles():
+def test_whatever_is_not_in_the_table_does_not_exist_even_with_all_roles() -> None:
     methods = ["GET", "POST", "PUT", "DELETE", "CONNECT", "get", ""]
     paths = {path for _, _, path in EXPECTED} | {
         "/",
@@ -47,6 +47,6 @@ def test_whatever_is_not_in_the_table_does_not_exist_even_with_all_roles():
             assert allowed(*route, 15) is Answer.NOT_FOUND
 
 
-def test_unknown_role_bits_open_nothing():
+def test_unknown_role_bits_open_nothing() -> None:
     for route in EXPECTED:
         assert allowed(*route, 0xFFF0) is Answer.FORBIDDEN

@@ -6,7 +6,7 @@ import pytest
 from agent.store.folders import Folders, RefuseToStart, claim
 
 
-def test_systemd_names_the_folders_where_it_runs_us():
+def test_systemd_names_the_folders_where_it_runs_us() -> None:
     env = {
         "STATE_DIRECTORY": "/var/lib/pairmesh:/var/lib/other",
         "RUNTIME_DIRECTORY": "/run/pairmesh",
@@ -18,12 +18,12 @@ def test_systemd_names_the_folders_where_it_runs_us():
     )
 
 
-def test_else_they_lie_below_the_xdg_folders():
+def test_else_they_lie_below_the_xdg_folders() -> None:
     env = {"XDG_STATE_HOME": "/s", "XDG_RUNTIME_DIR": "/r", "XDG_CONFIG_HOME": "/c"}
     assert Folders.from_env(env) == Folders(Path("/s/pairmesh"), Path("/r/pairmesh"), Path("/c/pairmesh"))
 
 
-def test_else_below_the_home_folder_and_the_runtime_one_below_the_state():
+def test_else_below_the_home_folder_and_the_runtime_one_below_the_state() -> None:
     found = Folders.from_env({"HOME": "/h/ada"})
     assert found.state == Path("/h/ada/.local/state/pairmesh")
     assert found.runtime == found.state / "run"
@@ -41,7 +41,7 @@ def refusal(found: Folders) -> RefuseToStart:
     return caught.value
 
 
-def test_missing_folders_are_made_private(tmp_path):
+def test_missing_folders_are_made_private(tmp_path) -> None:
     found = folders(tmp_path)
     found.prepare()
     found.prepare()
@@ -60,7 +60,7 @@ def test_missing_folders_are_made_private(tmp_path):
         ("config", 0o777, "config_writable"),
     ],
 )
-def test_a_folder_open_to_others_refuses_and_says_what_to_do(tmp_path, which, mode, reason):
+def test_a_folder_open_to_others_refuses_and_says_what_to_do(tmp_path, which, mode, reason) -> None:
     found = folders(tmp_path)
     found.prepare()
     folder = getattr(found, which)
@@ -76,7 +76,7 @@ def test_a_folder_open_to_others_refuses_and_says_what_to_do(tmp_path, which, mo
 
 
 @pytest.mark.parametrize("which", ["state", "runtime"])
-def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path, which):
+def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path, which) -> None:
     (tmp_path / "file").write_text("")
     places = {"state": tmp_path / "state", "runtime": tmp_path / "run"} | {which: tmp_path / "file" / "sub"}
     refused = refusal(Folders(places["state"], places["runtime"], tmp_path / "config"))
@@ -87,19 +87,19 @@ def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path, which):
     assert refusal(Folders(places["state"], places["runtime"], tmp_path / "config")).reason == "not_a_folder"
 
 
-def test_a_runtime_folder_may_be_open_to_its_group(tmp_path):
+def test_a_runtime_folder_may_be_open_to_its_group(tmp_path) -> None:
     found = folders(tmp_path)
     found.prepare()
     found.runtime.chmod(0o750)
     found.prepare()
 
 
-def test_a_socket_path_too_long_for_the_kernel_refuses(tmp_path):
+def test_a_socket_path_too_long_for_the_kernel_refuses(tmp_path) -> None:
     found = Folders(tmp_path / "state", tmp_path / ("r" * 100), tmp_path / "config")
     assert refusal(found).reason == "socket_path_too_long"
 
 
-def test_a_state_folder_is_one_daemons_for_as_long_as_it_lives(tmp_path):
+def test_a_state_folder_is_one_daemons_for_as_long_as_it_lives(tmp_path) -> None:
     held = claim(tmp_path)
     with pytest.raises(RefuseToStart, match="another daemon runs with") as refused:
         claim(tmp_path)

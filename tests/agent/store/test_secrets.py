@@ -16,12 +16,12 @@ def folder(tmp_path, monkeypatch):
     return made
 
 
-def test_a_secret_is_what_its_file_holds_without_the_whitespace(tmp_path, folder):
+def test_a_secret_is_what_its_file_holds_without_the_whitespace(tmp_path, folder) -> None:
     (folder / "token").write_text("s3cret\n")
     assert read_secret(tmp_path, "token") == "s3cret"
 
 
-def test_the_supervisors_folder_is_read_instead_where_there_is_one(tmp_path, folder, monkeypatch):
+def test_the_supervisors_folder_is_read_instead_where_there_is_one(tmp_path, folder, monkeypatch) -> None:
     (folder / "token").write_text("below the state folder")
     given = tmp_path / "given"
     given.mkdir()
@@ -40,7 +40,7 @@ def test_the_supervisors_folder_is_read_instead_where_there_is_one(tmp_path, fol
         (b"one\r\ntwo", "no header can carry"),
     ],
 )
-def test_a_secret_that_is_none_refuses_and_names_its_folder_alone(tmp_path, folder, held, why):
+def test_a_secret_that_is_none_refuses_and_names_its_folder_alone(tmp_path, folder, held, why) -> None:
     if held is not None:
         (folder / "token").write_bytes(held)
     with pytest.raises(RefuseToStart, match=why) as refused:
@@ -51,7 +51,7 @@ def test_a_secret_that_is_none_refuses_and_names_its_folder_alone(tmp_path, fold
     assert "xxx" not in str(refused.value)
 
 
-def test_a_pipe_is_no_secret_and_never_waited_for(tmp_path, folder):
+def test_a_pipe_is_no_secret_and_never_waited_for(tmp_path, folder) -> None:
     os.mkfifo(folder / "token")
     with pytest.raises(RefuseToStart, match="cannot be read"):
         read_secret(tmp_path, "token")

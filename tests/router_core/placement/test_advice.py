@@ -70,7 +70,7 @@ counsels = st.builds(
 # --- what an answer means ------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_read_whole():
+def test_an_answer_is_read_whole() -> None:
     raw = b'{"v":1,"order":["n/a","n/b"],"weights":[3,0.5],"ttl_ms":0,"reason":"cheap first","more":[{}]}'
     assert parse_answer(raw) == Advice(
         order=("n/a", "n/b"), weights=(3.0, 0.5), ttl_ms=0, reason="cheap first"
@@ -114,11 +114,11 @@ def test_an_answer_is_read_whole():
         ('{"v":1,"order":[],"reason":"é"}'.encode(), AnswerFault.REASON),
     ],
 )
-def test_an_answer_is_wholly_valid_or_a_fault(raw, fault):
+def test_an_answer_is_wholly_valid_or_a_fault(raw, fault) -> None:
     assert parse_answer(raw) is fault
 
 
-def _bounded(answer):
+def _bounded(answer) -> None:
     assert isinstance(answer, Advice | AnswerFault)
     if isinstance(answer, Advice):
         assert len(answer.order) <= limits.AUTHORITY_IDS
@@ -136,7 +136,7 @@ _values = st.recursive(
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_make_the_reader_stumble(raw):
+def test_no_bytes_make_the_reader_stumble(raw) -> None:
     _bounded(parse_answer(raw))
 
 
@@ -145,12 +145,12 @@ def test_no_bytes_make_the_reader_stumble(raw):
         st.sampled_from(["v", "order", "weights", "ttl_ms", "reason", "x"]), st.just(1) | _values, max_size=6
     )
 )
-def test_no_json_makes_the_reader_stumble(tree):
+def test_no_json_makes_the_reader_stumble(tree) -> None:
     _bounded(parse_answer(json.dumps(tree).encode()))
 
 
 @given(advices)
-def test_what_is_written_as_an_answer_is_read_back(advice):
+def test_what_is_written_as_an_answer_is_read_back(advice) -> None:
     raw = msgspec.json.encode({"v": 1, **msgspec.structs.asdict(advice)})
     read = parse_answer(raw)
     assert isinstance(read, Advice)
@@ -163,7 +163,7 @@ def test_what_is_written_as_an_answer_is_read_back(advice):
 
 @settings(max_examples=100, deadline=None)
 @given(fleets(), requests, counsels)
-def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(found, request, counsel):
+def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(found, request, counsel) -> None:
     fleet = a_fleet(*found)
     native = decided(request, fleet)
     led = decided(replace(request, advice=counsel), fleet)
@@ -178,7 +178,7 @@ def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(found, req
 
 @settings(max_examples=50, deadline=None)
 @given(fleets(), requests, counsels)
-def test_equal_questions_and_answers_give_equal_decisions(found, request, counsel):
+def test_equal_questions_and_answers_give_equal_decisions(found, request, counsel) -> None:
     fleet = a_fleet(*found)
     advised = replace(request, advice=counsel)
     assert decided(advised, fleet) == decided(advised, fleet)
@@ -188,7 +188,7 @@ def test_equal_questions_and_answers_give_equal_decisions(found, request, counse
 @given(fleets(**open_rows), requests, st.permutations(KEYS))
 def test_the_first_eligible_id_of_an_authoritative_answer_serves_and_the_native_order_follows(
     found, request, keys
-):
+) -> None:
     fleet = a_fleet(*found)
     native = decided(request, fleet)
     running = {scored.row.key for scored in survey(request, fleet, POLICY, NOW).scored}
@@ -213,7 +213,7 @@ def test_the_first_eligible_id_of_an_authoritative_answer_serves_and_the_native_
     modes,
     st.sampled_from([one for one in AuthorityOutcome if one.value not in ("used", "cached")]),
 )
-def test_without_an_answer_that_counts_the_choice_is_the_native_one(found, request, mode, outcome):
+def test_without_an_answer_that_counts_the_choice_is_the_native_one(found, request, mode, outcome) -> None:
     fleet = a_fleet(*found)
     native = decided(request, fleet)
     advice = Advice(order=(a_row("stranger").key,), ttl_ms=0)
@@ -231,7 +231,7 @@ def test_without_an_answer_that_counts_the_choice_is_the_native_one(found, reque
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), st.permutations(KEYS))
-def test_advice_beats_the_veto_no_more_than_a_hint_does(found, keys):
+def test_advice_beats_the_veto_no_more_than_a_hint_does(found, keys) -> None:
     fleet = a_fleet(*found)
     counsel = replace(a_counsel(mode=AuthorityMode.ADVISORY), advice=Advice(order=tuple(keys), ttl_ms=0))
     led = decided(a_request(advice=counsel), fleet)
@@ -241,7 +241,7 @@ def test_advice_beats_the_veto_no_more_than_a_hint_does(found, keys):
         assert rows[led.chosen.endpoint].worst <= POLICY.veto_above
 
 
-def test_an_authoritative_answer_wins_over_cost_veto_and_preference():
+def test_an_authoritative_answer_wins_over_cost_veto_and_preference() -> None:
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=80), a_row("c", tg=0.5, pressure=0.99))
     wish = a_request(hints=parsed_hints(prefer="@b"))
     led = decided(replace(wish, advice=a_counsel("c", "a")), fleet)
@@ -255,7 +255,7 @@ def test_an_authoritative_answer_wins_over_cost_veto_and_preference():
     assert chosen.out is None
 
 
-def test_advice_is_a_hint_ranked_by_its_order_and_takes_the_place_of_preference():
+def test_advice_is_a_hint_ranked_by_its_order_and_takes_the_place_of_preference() -> None:
     fleet = a_fleet(a_row("a", tg=70), a_row("b", tg=60), a_row("c", tg=50))
     assert chosen_node(decided(a_request(), fleet)) == "a"
     advised = a_request(hints=parsed_hints(prefer="@b"), advice=a_counsel("c", mode=AuthorityMode.ADVISORY))
@@ -275,7 +275,7 @@ def test_advice_is_a_hint_ranked_by_its_order_and_takes_the_place_of_preference(
         (replace(parsed_hints(), locality=Locality.HOST), Reason.LOCALITY),
     ],
 )
-def test_an_authority_beats_neither_a_requirement_nor_locality(mode, hints, code):
+def test_an_authority_beats_neither_a_requirement_nor_locality(mode, hints, code) -> None:
     fleet = a_fleet(a_row("me", is_self=True), a_row("b", tg=500))
     led = decided(a_request(hints=hints, advice=a_counsel("b", mode=mode)), fleet)
     assert chosen_node(led) == "me"
@@ -283,19 +283,19 @@ def test_an_authority_beats_neither_a_requirement_nor_locality(mode, hints, code
     assert led.record.authority.outcome is AuthorityOutcome.EMPTY_INTERSECTION
 
 
-def test_an_authority_gives_no_trust():
+def test_an_authority_gives_no_trust() -> None:
     fleet = a_fleet(a_row("a"), a_row("b", untrusted=True))
     led = decided(a_request(advice=a_counsel("b", "stranger")), fleet)
     assert (chosen_node(led), led.record.excluded[0].code) == ("a", Reason.UNTRUSTED)
 
 
-def test_a_row_that_is_only_a_backup_is_nothing_to_name():
+def test_a_row_that_is_only_a_backup_is_nothing_to_name() -> None:
     fleet = a_fleet(a_row("a"), a_row("b", backup="failing"))
     led = decided(a_request(advice=a_counsel("b")), fleet)
     assert (chosen_node(led), led.record.authority.outcome.value) == ("a", "empty_intersection")
 
 
-def test_after_a_failure_the_answer_still_counts_for_what_is_left():
+def test_after_a_failure_the_answer_still_counts_for_what_is_left() -> None:
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20), a_row("c", tg=10))
     request = a_request(advice=a_counsel("c", "b"))
     first = decided(request, fleet)
@@ -307,7 +307,7 @@ def test_after_a_failure_the_answer_still_counts_for_what_is_left():
 
 
 @pytest.mark.parametrize("weights", [(3.0, 1.0), (3e300, 1e300), (3e-300, 1e-300)])
-def test_weights_draw_in_proportion_and_the_same_request_draws_the_same(weights):
+def test_weights_draw_in_proportion_and_the_same_request_draws_the_same(weights) -> None:
     fleet = a_fleet(a_row("a"), a_row("b"), a_row("c", tg=500))
     counsel = a_counsel("stranger", "a", "b", weights=(weights[0], *weights))
 
@@ -320,14 +320,14 @@ def test_weights_draw_in_proportion_and_the_same_request_draws_the_same(weights)
     assert [drawn(number) for number in range(20)] == [drawn(number) for number in range(20)]
 
 
-def test_a_request_without_an_authority_says_so():
+def test_a_request_without_an_authority_says_so() -> None:
     assert decided(a_request(), a_fleet(a_row("a"))).record.authority is NO_AUTHORITY
     refused = decided(a_request(model="absent"), a_fleet(a_row("a")))
     assert refused.record.authority is NO_AUTHORITY
     assert (NO_AUTHORITY.mode.value, NO_AUTHORITY.outcome.value) == ("off", "off")
 
 
-def test_an_order_without_rows_is_led_by_nobody():
+def test_an_order_without_rows_is_led_by_nobody() -> None:
     note = AuthorityNote(
         mode=AuthorityMode.AUTHORITATIVE, outcome=AuthorityOutcome.USED, first=a_row("a").key
     )
@@ -343,7 +343,7 @@ def asked(request, fleet):
     return question, json.loads(msgspec.json.encode(question))
 
 
-def test_the_question_has_the_members_of_its_contract():
+def test_the_question_has_the_members_of_its_contract() -> None:
     request = a_request(
         hints=parsed_hints(**{"class": "batch"}, require="cap=tools"),
         text_bytes=4_320,
@@ -371,7 +371,7 @@ def test_the_question_has_the_members_of_its_contract():
     assert rows[0]["factors"].keys() == {"slo", "memory", "switch", "pressure", "spill", "speed"}
 
 
-def test_the_question_names_no_request_session_caller_or_node():
+def test_the_question_names_no_request_session_caller_or_node() -> None:
     request = a_request(request_id="canary-id", caller="key:canary", session=b"canary-s", text_bytes=4_321)
     question, _ = asked(request, a_fleet(a_row("a", node_name="canary-node", label="@canary-node/llamacpp")))
     text = msgspec.json.encode(question).decode()
@@ -382,7 +382,7 @@ def test_the_question_names_no_request_session_caller_or_node():
 
 @settings(max_examples=60, deadline=None)
 @given(fleets(), requests)
-def test_only_rows_in_the_running_are_asked_about_best_first(found, request):
+def test_only_rows_in_the_running_are_asked_about_best_first(found, request) -> None:
     fleet = a_fleet(*found)
     question, _ = asked(request, fleet)
     running = {scored.row.key for scored in survey(request, fleet, POLICY, NOW).scored}
@@ -403,7 +403,7 @@ alike_sizes = st.integers(0, 14).flatmap(
 @given(fleets(), alike_sizes, alike_sizes, alike_sizes, alike_sizes, st.booleans())
 def test_requests_of_the_same_rounded_sizes_are_asked_about_alike(
     found, prompts, outputs, bodies, pinned, is_pinned
-):
+) -> None:
     fleet, questions, running = a_fleet(*found), [], []
     for prompt, output, body, tokens in zip(prompts, outputs, bodies, pinned, strict=True):
         pin = Pin(endpoint=KEYS[0], model="tiny", tokens=tokens, at_ms=NOW) if is_pinned else None
@@ -414,14 +414,14 @@ def test_requests_of_the_same_rounded_sizes_are_asked_about_alike(
     assert questions[0] == questions[1]
 
 
-def test_the_question_tells_the_times_of_the_rounded_sizes():
+def test_the_question_tells_the_times_of_the_rounded_sizes() -> None:
     fleet = a_fleet(a_row("a", pp=1_000, tg=50, taken_ms=NOW), a_row("b", pp=500, tg=50, taken_ms=NOW))
     question, _ = asked(a_request(prompt_tokens=1_100, output_cap=150), fleet)
     told = {row.id: (row.est_ms.prefill, row.est_ms.ect - row.est_ms.ttft) for row in question.candidates}
     assert told == {a_row("a").key: (2_048, 5_120), a_row("b").key: (4_096, 5_120)}
 
 
-def test_what_is_cached_of_a_session_is_told_by_its_rounded_length():
+def test_what_is_cached_of_a_session_is_told_by_its_rounded_length() -> None:
     fleet = a_fleet(a_row("a", pp=1_000, taken_ms=NOW), a_row("b", pp=1_000, taken_ms=NOW))
     pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=600, at_ms=NOW)
     question, _ = asked(a_request(prompt_tokens=1_100, pin=pin), fleet)
@@ -430,13 +430,13 @@ def test_what_is_cached_of_a_session_is_told_by_its_rounded_length():
 
 
 @pytest.mark.parametrize("row", [{}, {"backup": "failing"}])
-def test_a_row_that_only_rounding_makes_late_and_a_backup_are_told_too(row):
+def test_a_row_that_only_rounding_makes_late_and_a_backup_are_told_too(row) -> None:
     fleet = a_fleet(*(a_row(name, pp=1_000, taken_ms=NOW, **row) for name in "ab"))
     question, _ = asked(a_request(prompt_tokens=1_100, hints=parsed_hints(deadline_ms="1500")), fleet)
     assert [each.est_ms.prefill for each in question.candidates] == [2_048, 2_048]
 
 
-def test_a_name_that_nobody_offers_is_not_passed_on():
+def test_a_name_that_nobody_offers_is_not_passed_on() -> None:
     policy = dataclasses.replace(POLICY, match_any_pool=("tiny",))
     request = a_request(model="canary", hints=parsed_hints(match="any"))
     seen = survey(request, a_fleet(a_row("a"), a_row("b")), policy, NOW)
@@ -445,7 +445,7 @@ def test_a_name_that_nobody_offers_is_not_passed_on():
     assert [(row.model, row.level) for row in question.candidates] == [("tiny", 3), ("tiny", 3)]
 
 
-def test_at_most_64_rows_are_asked_about():
+def test_at_most_64_rows_are_asked_about() -> None:
     fleet = a_fleet(*(a_row(f"n{i}") for i in range(100)))
     seen = survey(a_request(), fleet, PlacementPolicy(scored_all=100), NOW)
     question = question_of(a_request(), seen, "d1", 50)
@@ -454,7 +454,7 @@ def test_at_most_64_rows_are_asked_about():
 
 
 @given(st.integers(0, 2**40))
-def test_sizes_are_rounded_up_to_powers_of_two(count):
+def test_sizes_are_rounded_up_to_powers_of_two(count) -> None:
     rounded = power_of_two(count)
     assert rounded >= count
     assert rounded & (rounded - 1) == 0

@@ -56,7 +56,7 @@ def asked(**hints: str) -> Decision:
 
 
 @pytest.mark.parametrize(("hints", "reason"), REFUSED)
-def test_what_cannot_be_had_is_refused_with_its_code_and_every_row_is_accounted_for(hints, reason):
+def test_what_cannot_be_had_is_refused_with_its_code_and_every_row_is_accounted_for(hints, reason) -> None:
     decision = asked(**hints)
     assert (decision.action, decision.reason, decision.chosen) == (Action.REJECT, reason, None)
     assert sum(decision.record.excluded_counts.values()) == len(ROWS)
@@ -68,20 +68,20 @@ def test_what_cannot_be_had_is_refused_with_its_code_and_every_row_is_accounted_
 
 
 @pytest.mark.parametrize(("hints", "hint", "outcome"), IGNORED)
-def test_advice_that_cannot_be_taken_is_told_and_the_choice_is_the_native_one(hints, hint, outcome):
+def test_advice_that_cannot_be_taken_is_told_and_the_choice_is_the_native_one(hints, hint, outcome) -> None:
     decision = asked(**hints)
     assert (chosen_node(decision), decision.reason) == (NATIVE, Reason.NATIVE)
     assert [(note.hint, note.outcome) for note in decision.record.hints] == [(hint, outcome)]
 
 
-def test_targets_that_nobody_can_meet_refuse_nobody_and_the_record_says_how_far_they_are():
+def test_targets_that_nobody_can_meet_refuse_nobody_and_the_record_says_how_far_they_are() -> None:
     decision = asked(slo_ttft_ms="1", slo_tpot_ms="1")
     assert (chosen_node(decision), decision.reason) == (NATIVE, Reason.NATIVE)
     assert all(candidate.f.slo > 0.99 for candidate in decision.record.candidates)
     assert (decision.record.req.slo_ttft_ms, decision.record.req.slo_tpot_ms) == (1, 1)
 
 
-def test_who_asks_too_much_of_every_context_is_not_told_to_come_back():
+def test_who_asks_too_much_of_every_context_is_not_told_to_come_back() -> None:
     decision = decided(a_request(text_bytes=2**25, sure_tokens=2**21), a_fleet(*ROWS))
     assert (decision.action, decision.reason) == (Action.REJECT, Reason.CONTEXT_TOO_SMALL)
     assert decision.retry_after_s is None

@@ -30,7 +30,7 @@ from tests.support.fleets import (
 )
 
 
-def test_a_context_that_is_probably_too_small_costs_a_place_in_the_order_and_no_more():
+def test_a_context_that_is_probably_too_small_costs_a_place_in_the_order_and_no_more() -> None:
     """aibrix#2664, warpllm#44: a refusal by an estimate met requests that the engine would have served."""
     small, large = a_row("a", ctx=4_096, tg=60), a_row("b", ctx=32_768, tg=50)
     longer = a_request(text_bytes=15_500)
@@ -45,20 +45,20 @@ def test_a_context_that_is_probably_too_small_costs_a_place_in_the_order_and_no_
 
 
 @pytest.mark.parametrize("dialect", [Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE, Dialect.OLLAMA_EMBED])
-def test_a_dialect_in_which_prompts_are_cut_is_never_refused_for_its_length(dialect):
+def test_a_dialect_in_which_prompts_are_cut_is_never_refused_for_its_length(dialect) -> None:
     """ollama#14259."""
     row = a_row("a", ctx=4_096, dialects=int(dialect))
     assert decided(a_request(dialect=dialect, sure_tokens=10**6), a_fleet(row)).action is Action.ROUTE
 
 
-def test_nor_is_any_at_an_engine_that_cuts_them_but_for_a_context_that_the_request_demands():
+def test_nor_is_any_at_an_engine_that_cuts_them_but_for_a_context_that_the_request_demands() -> None:
     row = a_row("a", engine="ollama", ctx=4_096)
     assert decided(a_request(sure_tokens=10**6), a_fleet(row)).action is Action.ROUTE
     demanding = a_request(hints=parsed_hints(require="ctx>=5000"))
     assert decided(demanding, a_fleet(row)).reason is Reason.CONTEXT_TOO_SMALL
 
 
-def test_of_many_items_the_longest_counts_for_the_context_and_all_for_the_work():
+def test_of_many_items_the_longest_counts_for_the_context_and_all_for_the_work() -> None:
     request = a_request(dialect=Dialect.EMBED, text_bytes=64 * 200, item_bytes=200)
     decision = decided(request, a_fleet(a_row("a", ctx=512)))
     assert (decision.action, decision.record.candidates[0].adj) == (Action.ROUTE, 0.0)
@@ -76,14 +76,14 @@ def test_of_many_items_the_longest_counts_for_the_context_and_all_for_the_work()
     assert decided(replace(counted, sure_tokens=513), a_fleet(a_row("a", ctx=512))).reason.status == 400
 
 
-def test_what_fits_by_its_weights_alone_is_not_refused_for_what_it_probably_needs_besides():
+def test_what_fits_by_its_weights_alone_is_not_refused_for_what_it_probably_needs_besides() -> None:
     cold = a_row("a", resident=False, need_bytes=17 * GIB, weight_bytes=15 * GIB, reach_bytes=16.0 * GIB)
     assert decided(a_request(), a_fleet(cold)).action is Action.ROUTE_COLD
     untold = a_row("a", resident=False, need_bytes=17 * GIB, weight_bytes=0, reach_bytes=16.0 * GIB)
     assert decided(a_request(), a_fleet(untold)).action is Action.ROUTE_COLD
 
 
-def test_memory_is_too_small_by_fresh_news_alone():
+def test_memory_is_too_small_by_fresh_news_alone() -> None:
     over = {"resident": False, "weight_bytes": 17 * GIB, "reach_bytes": 16.0 * GIB}
     old = decided(a_request(), a_fleet(a_row("a", taken_ms=NOW - 5_001, **over)))
     assert (old.action, old.record.degraded) == (Action.ROUTE_COLD, ("stale_view",))
@@ -92,7 +92,7 @@ def test_memory_is_too_small_by_fresh_news_alone():
     )
 
 
-def test_no_estimate_times_anything_from_a_hundredth_to_a_hundred_changes_a_status():
+def test_no_estimate_times_anything_from_a_hundredth_to_a_hundred_changes_a_status() -> None:
     """P18, on rows and requests of all kinds."""
 
     @given(st.integers(0, 2**32), st.sampled_from([0.01, 0.1, 0.5, 2.0, 10.0, 100.0]))
@@ -149,7 +149,7 @@ def just_started(unheard: bool, ago_ms: int, *rows: Row, room: bool = True) -> D
 SILENT = ((node_id_of(id32("b")), NodeName("b")),)
 
 
-def test_right_after_a_start_a_request_waits_for_members_that_may_have_the_model():
+def test_right_after_a_start_a_request_waits_for_members_that_may_have_the_model() -> None:
     waits = just_started(True, 2_000)
     assert (waits.action, waits.reason, waits.reason.status) == (Action.QUEUE, Reason.STARTING, 503)
     assert (waits.hold.since_ms, waits.hold.until_ms) == (NOW, NOW + 8_000)
@@ -158,7 +158,9 @@ def test_right_after_a_start_a_request_waits_for_members_that_may_have_the_model
     assert (away.action, away.reason) == (Action.QUEUE, Reason.STARTING)
 
 
-def test_a_member_that_is_demanded_and_not_heard_is_unreachable_and_a_stranger_is_none_of_the_subset():
+def test_a_member_that_is_demanded_and_not_heard_is_unreachable_and_a_stranger_is_none_of_the_subset() -> (
+    None
+):
     fleet = replace(a_fleet(a_row("a")), silent=SILENT)
     for ref in ("@b", SILENT[0][0]):
         decision = decided(a_request(hints=parsed_hints(require=f"node={ref}")), fleet)
@@ -168,7 +170,7 @@ def test_a_member_that_is_demanded_and_not_heard_is_unreachable_and_a_stranger_i
         assert (decision.reason, decision.reason.status) == (Reason.NOT_IN_SUBSET, 400)
 
 
-def test_and_no_longer_than_that_nor_if_all_were_heard_nor_for_what_is_known():
+def test_and_no_longer_than_that_nor_if_all_were_heard_nor_for_what_is_known() -> None:
     assert just_started(True, 10_000).reason is Reason.MODEL_ABSENT
     assert just_started(False, 0).reason is Reason.MODEL_ABSENT
     assert just_started(True, 0, a_row("a")).action is Action.ROUTE

@@ -122,7 +122,7 @@ open_rows = {
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_equal_inputs_give_equal_decisions(found, request):
+def test_equal_inputs_give_equal_decisions(found, request) -> None:
     fleet = a_fleet(*found)
     one, two = (decide(request, fleet, POLICY, NOW, Random(5)) for _ in range(2))
     assert one == two
@@ -132,7 +132,7 @@ def test_equal_inputs_give_equal_decisions(found, request):
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_the_choice_does_not_depend_on_the_generator(found, request):
+def test_the_choice_does_not_depend_on_the_generator(found, request) -> None:
     fleet = a_fleet(*found)
     one = decide(request, fleet, POLICY, NOW, Random(1))
     two = decide(request, fleet, POLICY, NOW, Random(2))
@@ -143,7 +143,7 @@ def test_the_choice_does_not_depend_on_the_generator(found, request):
 
 @settings(max_examples=100, deadline=None)
 @given(fleets(), requests)
-def test_factors_stay_in_bounds_and_the_record_can_be_written(found, request):
+def test_factors_stay_in_bounds_and_the_record_can_be_written(found, request) -> None:
     decision = decided(request, a_fleet(*found))
     for candidate in decision.record.candidates:
         assert all(0.0 <= value <= 1.0 for value in msgspec.structs.astuple(candidate.f))
@@ -158,7 +158,7 @@ def test_factors_stay_in_bounds_and_the_record_can_be_written(found, request):
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request):
+def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request) -> None:
     decision = decided(request, a_fleet(*found))
     gone = {row.row for row in decision.record.excluded}
     tried = [row.row for row in decision.record.candidates]
@@ -172,7 +172,7 @@ def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request):
         assert len(tried) + len(gone) == len(found)
 
 
-def test_a_load_that_other_models_pay_for_is_chosen_later_than_one_that_nobody_misses():
+def test_a_load_that_other_models_pay_for_is_chosen_later_than_one_that_nobody_misses() -> None:
     def served(debt_s: float) -> str | None:
         full = a_row("full", in_flight=4, queued=2, taken_ms=NOW)
         cold = a_row("cold", resident=False, load_s=4.0, debt_s=debt_s, taken_ms=NOW)
@@ -190,7 +190,7 @@ def test_a_load_that_other_models_pay_for_is_chosen_later_than_one_that_nobody_m
     ),
     st.data(),
 )
-def test_a_worse_row_never_ranks_better(found, field, data):
+def test_a_worse_row_never_ranks_better(found, field, data) -> None:
     assume(len(found) >= 2)
     victim = data.draw(st.integers(0, len(found) - 1))
     found = list(found)
@@ -232,7 +232,7 @@ def test_a_worse_row_never_ranks_better(found, field, data):
 
 @settings(max_examples=40, deadline=None)
 @given(fleets(**open_rows), st.floats(0.1, 10))
-def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor):
+def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor) -> None:
     policy = PlacementPolicy(weights=Weights(slo=0, memory=0, switch=0, pressure=0, speed=1), rtt_s=1e-9)
 
     def scores(scale):
@@ -258,7 +258,7 @@ def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor):
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), st.sampled_from(NAMES), st.floats(0.981, 1.0), st.floats(0.0, 0.8))
-def test_no_bonus_beats_the_veto(found, wished, too_much, bearable):
+def test_no_bonus_beats_the_veto(found, wished, too_much, bearable) -> None:
     pressed = a_row("wished", tg=2_000, pressure=too_much)
     calm = a_row("calm", tg=30, pressure=bearable)
     for these, name in ((found, wished), ((*found, pressed, calm), "wished")):
@@ -272,7 +272,7 @@ def test_no_bonus_beats_the_veto(found, wished, too_much, bearable):
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), requests)
-def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found, request):
+def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found, request) -> None:
     seen = survey(request, a_fleet(*found), POLICY, NOW)
     field = field_of(seen.scored, POLICY)
     chosen = choose(field, seed_of(request.request_id, 1), sustained(seen))
@@ -282,7 +282,7 @@ def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found
             assert row.est.ect >= chosen.est.ect
 
 
-def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner():
+def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner() -> None:
     failing = {"success": 0.0, "taken_ms": NOW}
     cold = a_row("cold", resident=False, load_s=2.1, pressure=0.0, **failing)
     warm = a_row("warm", tg=40, pressure=1.0, **failing)
@@ -291,7 +291,7 @@ def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner(
     assert chosen_node(decision) == "warm"
 
 
-def test_a_burst_in_one_turn_spreads_over_equal_nodes():
+def test_a_burst_in_one_turn_spreads_over_equal_nodes() -> None:
     fleet = a_fleet(*(a_row(name, slots=30, tg=50) for name in "abcd"), live=Live(ledger=a_ledger()))
     spread: Counter[str] = Counter()
     for number in range(100):
@@ -301,7 +301,7 @@ def test_a_burst_in_one_turn_spreads_over_equal_nodes():
     assert max(spread.values()) - min(spread.values()) <= 2
 
 
-def test_a_burst_spills_from_the_own_host_as_its_live_load_grows():
+def test_a_burst_spills_from_the_own_host_as_its_live_load_grows() -> None:
     fleet = a_fleet(a_row("me", is_self=True, slots=2), a_row("b", slots=2), m_r=1.0)
     spread: Counter[str] = Counter()
     for number in range(8):
@@ -311,7 +311,7 @@ def test_a_burst_spills_from_the_own_host_as_its_live_load_grows():
     assert spread == {"me": 4, "b": 4}
 
 
-def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw():
+def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw() -> None:
     policy = PlacementPolicy(tie_fixed=0.5)
     busy = {"in_flight": 4, "queued": 1, "tg": 200.0}
     fleet = a_fleet(a_row("warm", **busy), a_row("other", **busy), a_row("cold", resident=False, load_s=2.0))
@@ -322,7 +322,7 @@ def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw():
     assert {row.out for row in decided(a_request(), fleet, policy).record.candidates} == {None}, "all stood"
 
 
-def test_a_pinned_session_stays_until_its_row_is_busy():
+def test_a_pinned_session_stays_until_its_row_is_busy() -> None:
     pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=1100, at_ms=NOW - 1000)
     request = a_request(pin=pin, text_bytes=4320)
     calm = a_fleet(a_row("a", tg=30, pressure=0.8), a_row("b"))
@@ -336,7 +336,7 @@ def test_a_pinned_session_stays_until_its_row_is_busy():
     assert chosen_node(decided(replace(request, pin=old), calm)) == "b"
 
 
-def test_nothing_of_a_session_is_cached_any_more_where_its_model_would_be_loaded_anew():
+def test_nothing_of_a_session_is_cached_any_more_where_its_model_would_be_loaded_anew() -> None:
     fleet = a_fleet(a_row("a", engine="ollama"))
     pin = Pin(endpoint=fleet.rows[0].key, model="tiny", tokens=1100, at_ms=NOW - 1000)
     told = {}
@@ -346,7 +346,7 @@ def test_nothing_of_a_session_is_cached_any_more_where_its_model_would_be_loaded
     assert told == {8192: (0.0, pytest.approx(0.1), True), 4096: (5.0, pytest.approx(1.2), False)}
 
 
-def test_a_failed_attempt_goes_elsewhere_and_says_so():
+def test_a_failed_attempt_goes_elsewhere_and_says_so() -> None:
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20))
     first = decided(a_request(), fleet)
     assert chosen_node(first) == "a"
@@ -357,13 +357,13 @@ def test_a_failed_attempt_goes_elsewhere_and_says_so():
     assert (third.action, third.reason, third.reason.status) == (Action.REJECT, Reason.TRIED, 502)
 
 
-def test_a_row_is_told_how_many_are_expected_to_wait_there():
+def test_a_row_is_told_how_many_are_expected_to_wait_there() -> None:
     fleet = a_fleet(a_row("a", in_flight=4, queued=1, taken_ms=NOW), a_row("b", pp=10, tg=1))
     assert decided(a_request(), fleet).chosen.ahead == pytest.approx(2.0)
     assert decided(a_request(), a_fleet(a_row("a"), a_row("b"))).chosen.ahead == 0.0
 
 
-def test_a_row_that_declined_is_chosen_again_where_it_is_the_best_and_may_let_it_wait_then():
+def test_a_row_that_declined_is_chosen_again_where_it_is_the_best_and_may_let_it_wait_then() -> None:
     fleet = a_fleet(a_row("a", tg=500), a_row("b", tg=20), a_row("c", tg=1))
     again = decided(a_request(attempt=2, declined=frozenset({a_row("a").key})), fleet)
     assert (chosen_node(again), again.chosen.ahead) == ("a", None)
@@ -371,7 +371,7 @@ def test_a_row_that_declined_is_chosen_again_where_it_is_the_best_and_may_let_it
     assert (chosen_node(elsewhere), elsewhere.chosen.ahead) == ("a", 0.0)
 
 
-def test_after_four_refusals_whoever_comes_next_may_let_it_wait():
+def test_after_four_refusals_whoever_comes_next_may_let_it_wait() -> None:
     fleet = a_fleet(a_row("a"), a_row("b"))
     for refusals in range(6):
         declined = frozenset(f"n{number}" for number in range(refusals))
@@ -379,7 +379,7 @@ def test_after_four_refusals_whoever_comes_next_may_let_it_wait():
         assert (chosen.ahead is None) is (refusals >= POLICY.patient_after)
 
 
-def test_a_row_that_refused_is_left_out_and_waited_for_where_it_is_all_there_is():
+def test_a_row_that_refused_is_left_out_and_waited_for_where_it_is_all_there_is() -> None:
     gone = frozenset({a_row("a").key})
     live = Live(ledger=a_ledger(), hold=Endless())
     decision = decided(a_request(attempt=2, refused=gone), a_fleet(a_row("a", tg=500), a_row("b"), live=live))
@@ -396,19 +396,19 @@ class Endless:
         return True
 
 
-def test_the_only_row_left_may_let_it_wait():
+def test_the_only_row_left_may_let_it_wait() -> None:
     alone = decided(a_request(), a_fleet(a_row("a")))
     assert alone.chosen.ahead is None
     failed = decided(after_failure(a_request(), alone.chosen.endpoint), a_fleet(a_row("a"), a_row("b")))
     assert (chosen_node(failed), failed.chosen.ahead) == ("b", None)
 
 
-def test_a_warm_node_beats_a_cold_one_of_equal_speed():
+def test_a_warm_node_beats_a_cold_one_of_equal_speed() -> None:
     decision = decided(a_request(), a_fleet(a_row("a", resident=False), a_row("b")))
     assert (chosen_node(decision), decision.action) == ("b", Action.ROUTE)
 
 
-def test_rank_follows_speed_load_and_pressure():
+def test_rank_follows_speed_load_and_pressure() -> None:
     assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=20), a_row("b", tg=80)))) == "b"
     busy = a_row("b", tg=80, in_flight=4, queued=4)
     assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=60), busy))) == "a"
@@ -429,7 +429,7 @@ TURN_S = (1.0 + 200 * 0.02 * 1.3) / 4
 """How often one of four usual requests ends on the row of these tests."""
 
 
-def test_a_place_that_is_free_is_nearly_free_and_each_request_beyond_costs_a_turn():
+def test_a_place_that_is_free_is_nearly_free_and_each_request_beyond_costs_a_turn() -> None:
     fresh = {"taken_ms": NOW}
     assert wait_of(a_row(**fresh)) == 0.0
     assert wait_of(a_row(in_flight=2, **fresh)) < 0.001
@@ -438,7 +438,7 @@ def test_a_place_that_is_free_is_nearly_free_and_each_request_beyond_costs_a_tur
         assert wait_of(a_row(in_flight=4, queued=queued, **fresh)) == pytest.approx((queued + 1) * TURN_S)
 
 
-def test_own_work_that_no_record_shows_counts_for_itself_and_for_what_others_sent():
+def test_own_work_that_no_record_shows_counts_for_itself_and_for_what_others_sent() -> None:
     fresh = {"taken_ms": NOW}
     one, four = (wait_of(a_row(in_flight=4, **fresh), owed=owed) for owed in (1, 4))
     assert one == pytest.approx(2 * TURN_S, rel=0.01)
@@ -447,7 +447,7 @@ def test_own_work_that_no_record_shows_counts_for_itself_and_for_what_others_sen
     assert crowd == pytest.approx((1 + 4 * 1.5) * TURN_S, rel=0.01)
 
 
-def test_of_those_who_wait_some_are_done_by_now_and_how_many_is_not_sure():
+def test_of_those_who_wait_some_are_done_by_now_and_how_many_is_not_sure() -> None:
     def aged(age_ms: int, **over) -> float:
         return wait_of(a_row(taken_ms=NOW - age_ms, **over))
 
@@ -458,7 +458,7 @@ def test_of_those_who_wait_some_are_done_by_now_and_how_many_is_not_sure():
     assert aged(6_200, in_flight=4, queued=4) > aged(6_200, in_flight=4)
 
 
-def test_a_record_holds_full_candidates_when_few_and_the_top_ones_when_many():
+def test_a_record_holds_full_candidates_when_few_and_the_top_ones_when_many() -> None:
     few = decided(a_request(), a_fleet(*(a_row(f"n{i}") for i in range(16))))
     assert (few.record.full, len(few.record.candidates)) == (True, 16)
     many = a_fleet(*(a_row(f"n{i}") for i in range(40)))
@@ -470,7 +470,7 @@ def test_a_record_holds_full_candidates_when_few_and_the_top_ones_when_many():
     assert len(decided(a_request(attempt=2), many).record.candidates) == 40
 
 
-def test_64_concurrent_decisions_carry_their_own_records():
+def test_64_concurrent_decisions_carry_their_own_records() -> None:
     fleet = a_fleet(*(a_row(name) for name in NAMES), live=Live(ledger=a_ledger()))
     rng = Random(9)
     decisions = [decide(a_request(request_id=f"r{i}"), fleet, POLICY, NOW, rng) for i in range(64)]
@@ -482,7 +482,7 @@ def test_64_concurrent_decisions_carry_their_own_records():
         assert decision.record.chosen == decision.chosen.endpoint
 
 
-def test_deciding_changes_nothing():
+def test_deciding_changes_nothing() -> None:
     fleet = a_fleet(a_row("a"), a_row("me", is_self=True), live=Live(ledger=a_ledger()))
     fleet.live.ledger.reserve(a_choice(fleet.rows[0]), NOW)
     before = (
@@ -500,7 +500,7 @@ def test_deciding_changes_nothing():
     assert before == after
 
 
-def test_the_record_keeps_sizes_and_codes_and_no_bytes_of_the_request():
+def test_the_record_keeps_sizes_and_codes_and_no_bytes_of_the_request() -> None:
     decision = decided(a_request(text_bytes=7_777, images=2), a_fleet(a_row("a", ctx=None)))
     facts = decision.record.req
     assert (facts.prompt_tokens, facts.images, facts.dialect) == (math.ceil(7_777 / 3.6) + 1600, 2, "chat")
@@ -509,14 +509,14 @@ def test_the_record_keeps_sizes_and_codes_and_no_bytes_of_the_request():
     assert decision.record.seed == seed_of("r1", 1).hex()
 
 
-def test_what_is_kept_of_the_kinds_of_requests_is_bounded():
+def test_what_is_kept_of_the_kinds_of_requests_is_bounded() -> None:
     fleet = a_fleet(*(a_row(f"n{number}", model=f"model{number}") for number in range(100)))
     for number in range(100):
         assert chosen_node(decided(a_request(model=f"model{number}"), fleet)) == f"n{number}"
     assert len(fleet.sifted) == 64
 
 
-def test_an_endpoint_that_is_late_costs_more_and_is_never_refused_for_it():
+def test_an_endpoint_that_is_late_costs_more_and_is_never_refused_for_it() -> None:
     rows = a_row("a", tg=50), a_row("b", tg=45)
     assert chosen_node(decided(a_request(), a_fleet(*rows))) == "a"
     late = Live(ledger=a_ledger(), late={rows[0].key: COST})
@@ -527,7 +527,7 @@ def test_an_endpoint_that_is_late_costs_more_and_is_never_refused_for_it():
     assert chosen_node(decided(a_request(), a_fleet(rows[0], live=late))) == "a"
 
 
-def test_a_second_attempt_goes_only_where_a_warm_place_of_the_mesh_is_free():
+def test_a_second_attempt_goes_only_where_a_warm_place_of_the_mesh_is_free() -> None:
     spare = a_request(attempt=2, tried=frozenset({a_row("z").key}), spare=True)
     for other in (
         a_row("b", tg=5_000, in_flight=4),

@@ -64,7 +64,7 @@ OUT = [
 
 
 @pytest.mark.parametrize(("row", "request_over", "reason", "detail"), OUT)
-def test_a_filter_excludes_and_says_why(row, request_over, reason, detail):
+def test_a_filter_excludes_and_says_why(row, request_over, reason, detail) -> None:
     decision = decided(a_request(**request_over), a_fleet(a_row("a", **row)))
     assert decision.action is Action.REJECT
     assert decision.reason is reason
@@ -77,12 +77,12 @@ def test_a_filter_excludes_and_says_why(row, request_over, reason, detail):
 STATUS = [503, 400, 400, 503, 503, 503, 404, 400, 400, 503, 429, 429, 504, 502, 429]
 
 
-def test_each_code_has_its_place_and_status():
+def test_each_code_has_its_place_and_status() -> None:
     assert [reason.status for reason in EXCLUSIONS] == STATUS
     assert [reason.order for reason in EXCLUSIONS] == list(range(1, 16))
 
 
-def test_the_furthest_code_reached_names_the_refusal():
+def test_the_furthest_code_reached_names_the_refusal() -> None:
     fleet = a_fleet(a_row("a", untrusted=True), a_row("b", in_flight=12), a_row("c", draining=True))
     decision = decided(a_request(), fleet)
     assert decision.reason is Reason.QUEUE_FULL
@@ -90,31 +90,31 @@ def test_the_furthest_code_reached_names_the_refusal():
     assert decision.retry_after_s is not None
 
 
-def test_the_first_failing_filter_of_a_row_is_the_reported_one():
+def test_the_first_failing_filter_of_a_row_is_the_reported_one() -> None:
     row = a_row("a", draining=True, dialects=0, ctx=1, gate=Gate.SHUT, in_flight=99)
     assert decided(a_request(), a_fleet(row)).reason is Reason.DRAINING
 
 
-def test_unknown_passes_an_inferred_requirement_and_fails_an_explicit_one():
+def test_unknown_passes_an_inferred_requirement_and_fails_an_explicit_one() -> None:
     fleet = a_fleet(a_row("a"))
     assert decided(a_request(requires=Capability.VISION), fleet).action is Action.ROUTE
     assert decided(a_request(hints=parsed_hints(require="cap=vision")), fleet).action is Action.REJECT
 
 
-def test_unknown_context_and_unknown_room_pass():
+def test_unknown_context_and_unknown_room_pass() -> None:
     assert decided(a_request(text_bytes=10**6), a_fleet(a_row("a", ctx=None))).action is Action.ROUTE
     cold = a_row("a", resident=False, room_bytes=None)
     assert decided(a_request(), a_fleet(cold)).action is Action.ROUTE_COLD
 
 
-def test_an_embedding_request_needs_no_known_no_of_embeddings():
+def test_an_embedding_request_needs_no_known_no_of_embeddings() -> None:
     request = a_request(dialect=Dialect.EMBED)
     assert decided(request, a_fleet(a_row("a"))).action is Action.ROUTE
     refusing = a_fleet(a_row("a", cap_no=int(Capability.EMBEDDINGS)))
     assert decided(request, refusing).reason is Reason.CAPABILITY
 
 
-def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort():
+def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort() -> None:
     live = Live(ledger=a_ledger(), breakers=Broken(a=2))
     decision = decided(a_request(), a_fleet(a_row("a", tg=500), a_row("b"), live=live))
     assert chosen_node(decision) == "b"
@@ -127,7 +127,9 @@ def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort():
     assert chosen_node(decided(a_request(), a_fleet(a_row("a"), live=live))) == "a"
 
 
-def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed_and_the_others_wait_for_it():
+def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed_and_the_others_wait_for_it() -> (
+    None
+):
     breakers = Broken(b=2, a=2)
     live = Live(ledger=a_ledger(), breakers=breakers, hold=Hold(PlacementPolicy()))
     fleet = a_fleet(a_row("a", tg=500), a_row("b"), live=live)
@@ -143,7 +145,7 @@ def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed_and
     assert chosen_node(decided(after_failure(a_request(), probe.chosen.endpoint), fleet)) == "a"
 
 
-def test_other_work_under_way_behind_an_open_breaker_keeps_no_probe_waiting():
+def test_other_work_under_way_behind_an_open_breaker_keeps_no_probe_waiting() -> None:
     ledger = a_ledger()
     live = Live(ledger=ledger, breakers=Broken(a=2))
     fleet = a_fleet(a_row("a"), live=live)
@@ -152,7 +154,7 @@ def test_other_work_under_way_behind_an_open_breaker_keeps_no_probe_waiting():
     assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "a"
 
 
-def test_what_cannot_serve_anyway_keeps_nobody_from_a_probe():
+def test_what_cannot_serve_anyway_keeps_nobody_from_a_probe() -> None:
     live = Live(ledger=a_ledger(), breakers=Broken(a=2))
     for other in (
         a_row("b", draining=True),
@@ -164,7 +166,7 @@ def test_what_cannot_serve_anyway_keeps_nobody_from_a_probe():
     assert chosen_node(decided(tried, a_fleet(a_row("a"), a_row("b"), live=live))) == "a"
 
 
-def test_a_probe_still_passes_every_other_filter():
+def test_a_probe_still_passes_every_other_filter() -> None:
     live = Live(ledger=a_ledger(), breakers=Broken(a=2))
     draining = decided(a_request(), a_fleet(a_row("a", draining=True), live=live))
     assert draining.reason is Reason.BREAKER_OPEN
@@ -173,7 +175,7 @@ def test_a_probe_still_passes_every_other_filter():
     assert decided(a_request(), full).reason is Reason.QUEUE_FULL
 
 
-def test_a_suspect_endpoint_serves_only_if_nothing_else_is_left():
+def test_a_suspect_endpoint_serves_only_if_nothing_else_is_left() -> None:
     live = Live(ledger=a_ledger(), suspects=frozenset({KEY}))
     assert chosen_node(decided(a_request(), a_fleet(a_row("a", tg=500), a_row("b", tg=5), live=live))) == "b"
     alone = decided(a_request(), a_fleet(a_row("a"), live=live))
@@ -182,7 +184,7 @@ def test_a_suspect_endpoint_serves_only_if_nothing_else_is_left():
     assert alone.reason is Reason.DEGRADED
 
 
-def test_when_every_picture_is_stale_the_backups_serve_and_say_so():
+def test_when_every_picture_is_stale_the_backups_serve_and_say_so() -> None:
     old = {"taken_ms": NOW - 5001}
     decision = decided(a_request(), a_fleet(a_row("a", **old), a_row("b", **old)))
     assert decision.action is Action.ROUTE
@@ -190,14 +192,14 @@ def test_when_every_picture_is_stale_the_backups_serve_and_say_so():
     assert decision.record.view.max_age_ms == 5001
 
 
-def test_a_stale_row_backs_up_a_fresh_one():
+def test_a_stale_row_backs_up_a_fresh_one() -> None:
     decision = decided(a_request(), a_fleet(a_row("a", tg=500, taken_ms=NOW - 5001), a_row("b", tg=5)))
     assert chosen_node(decision) == "b"
     assert decision.record.degraded == ()
     assert {row.row: row.out for row in decision.record.candidates} == {KEY: "backup", a_row("b").key: None}
 
 
-def test_soft_pressure_excludes_until_it_would_empty_the_set():
+def test_soft_pressure_excludes_until_it_would_empty_the_set() -> None:
     playing = a_row("a", tg=500, gate=Gate.SOFT, pressure=0.9, squeeze_detail="activity")
     decision = decided(a_request(), a_fleet(playing, a_row("b", tg=5)))
     assert chosen_node(decision) == "b"
@@ -216,7 +218,7 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set():
     assert decision.chosen.ahead is None, "its host lets nobody in who is in a hurry"
 
 
-def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is():
+def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is() -> None:
     pressed = {"gate": Gate.SOFT, "pressure": 0.9}
     late = a_row("a", **pressed, taken_ms=NOW - 5001)
     alone = decided(a_request(), a_fleet(late))
@@ -230,7 +232,7 @@ def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is():
         assert (chosen_node(decision), decision.record.degraded) == ("b", (degraded,))
 
 
-def test_own_uncovered_requests_count_towards_the_ceiling():
+def test_own_uncovered_requests_count_towards_the_ceiling() -> None:
     ledger = a_ledger()
     row = a_row("a", in_flight=4, queued=6)
     fleet = a_fleet(row, live=Live(ledger=ledger))
@@ -242,7 +244,7 @@ def test_own_uncovered_requests_count_towards_the_ceiling():
     assert decided(a_request(), fleet).action is Action.ROUTE
 
 
-def test_own_loads_under_way_probably_take_the_room_of_a_node():
+def test_own_loads_under_way_probably_take_the_room_of_a_node() -> None:
     ledger = a_ledger()
     cold = a_row("a", resident=False, need_bytes=9 * GIB, fit_scale=1.0 * GIB)
     other = a_row("b", resident=False, need_bytes=9 * GIB, fit_scale=1.0 * GIB, tg=30)
@@ -258,7 +260,7 @@ def test_own_loads_under_way_probably_take_the_room_of_a_node():
     assert chosen_node(decided(a_request(), fleet)) == "a"
 
 
-def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
+def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow() -> None:
     row = a_row("a", engine="ollama", resident_ctx=4096, ctx=4096, ctx_most=32_768)
     same = decided(a_request(num_ctx=4096), a_fleet(row))
     assert (same.action, same.chosen.est.load) == (Action.ROUTE, 0.0)
@@ -272,19 +274,19 @@ def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow():
     assert untold.chosen.est.load == 0.0, "of a context that nobody tells nothing is expected"
 
 
-def test_several_choices_multiply_the_work_but_not_the_context_of_each():
+def test_several_choices_multiply_the_work_but_not_the_context_of_each() -> None:
     decision = decided(a_request(choices=4), a_fleet(a_row("a")))
     assert decision.chosen.output_tokens == 4 * 256
     assert decision.record.req.ctx_need == 1380 + 256
 
 
-def test_no_row_at_all_is_an_absent_model():
+def test_no_row_at_all_is_an_absent_model() -> None:
     decision = decided(a_request(), a_fleet())
     assert (decision.reason, decision.reason.status) == (Reason.MODEL_ABSENT, 404)
     assert decision.retry_after_s is None
 
 
-def test_a_deadline_that_will_probably_be_missed_moves_a_rank_and_refuses_nothing():
+def test_a_deadline_that_will_probably_be_missed_moves_a_rank_and_refuses_nothing() -> None:
     slow, soon = a_row("a", pp=10, tg=500), a_row("b")
     hurried = a_request(hints=Hints(deadline_ms=6_000))
     alone = decided(hurried, a_fleet(slow))

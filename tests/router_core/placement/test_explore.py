@@ -39,7 +39,7 @@ def explored(fleet: Fleet, policy: PlacementPolicy = OFTEN, **over: Any) -> Deci
     return decided(a_request(**over), fleet, policy=policy)
 
 
-def test_an_untried_idle_row_is_tried_where_it_costs_nobody_and_the_record_says_so():
+def test_an_untried_idle_row_is_tried_where_it_costs_nobody_and_the_record_says_so() -> None:
     decision = explored(a_fleet(known(), untried()))
     assert (chosen_node(decision), decision.reason) == ("untried", Reason.EXPLORE)
     record = decision.record
@@ -50,7 +50,7 @@ def test_an_untried_idle_row_is_tried_where_it_costs_nobody_and_the_record_says_
     assert replay(record, NEVER).chosen == known().key
 
 
-def test_about_one_request_in_fifty_tries_one():
+def test_about_one_request_in_fifty_tries_one() -> None:
     fleet = a_fleet(known(), untried())
     tried = sum(
         decided(a_request(request_id=f"r{number}"), fleet).reason is Reason.EXPLORE for number in range(4_000)
@@ -58,14 +58,14 @@ def test_about_one_request_in_fifty_tries_one():
     assert 50 <= tried <= 110
 
 
-def test_nothing_is_tried_if_the_policy_says_never():
+def test_nothing_is_tried_if_the_policy_says_never() -> None:
     fleet = a_fleet(known(), untried())
     for number in range(500):
         decision = explored(fleet, NEVER, request_id=f"r{number}")
         assert (chosen_node(decision), decision.reason) == ("known", Reason.NATIVE)
 
 
-def test_a_host_that_packing_keeps_idle_is_not_woken_to_be_tried():
+def test_a_host_that_packing_keeps_idle_is_not_woken_to_be_tried() -> None:
     assert PRESETS["pack"].explore_share == 0.0
 
 
@@ -85,16 +85,16 @@ def test_a_host_that_packing_keeps_idle_is_not_woken_to_be_tried():
         {"draining": True},
     ],
 )
-def test_a_row_that_might_cost_somebody_is_not_tried(over: dict[str, Any]):
+def test_a_row_that_might_cost_somebody_is_not_tried(over: dict[str, Any]) -> None:
     decision = explored(a_fleet(known(), untried(**over)))
     assert (chosen_node(decision), decision.reason) == ("known", Reason.NATIVE)
 
 
-def test_a_request_that_nobody_serves_in_time_is_no_trial():
+def test_a_request_that_nobody_serves_in_time_is_no_trial() -> None:
     assert explored(a_fleet(known(pp=500), untried(pp=400))).reason is Reason.NATIVE
 
 
-def test_a_request_whose_best_row_may_be_late_is_no_trial_however_safe_the_other_is():
+def test_a_request_whose_best_row_may_be_late_is_no_trial_however_safe_the_other_is() -> None:
     """The best one is much faster, and fails now and then."""
     frail, slow = {"tg": 200, "success": 0.88}, {"tg": 40, "success": 0.97}
     decision = explored(a_fleet(known(**frail), untried(**slow)))
@@ -104,23 +104,23 @@ def test_a_request_whose_best_row_may_be_late_is_no_trial_however_safe_the_other
     assert explored(a_fleet(known(**frail | {"success": 0.93}), untried(**slow))).reason is Reason.EXPLORE
 
 
-def test_a_request_that_failed_before_is_no_trial():
+def test_a_request_that_failed_before_is_no_trial() -> None:
     assert explored(a_fleet(known(), untried()), attempt=2).reason is Reason.NATIVE
 
 
-def test_what_a_hint_placed_stays_there():
+def test_what_a_hint_placed_stays_there() -> None:
     decision = explored(a_fleet(known(), untried()), hints=parsed_hints(prefer="@known"))
     assert chosen_node(decision) == "known"
     required = explored(a_fleet(known(), untried()), hints=parsed_hints(require="node=@known"))
     assert chosen_node(required) == "known"
 
 
-def test_a_session_stays_where_its_prompt_is():
+def test_a_session_stays_where_its_prompt_is() -> None:
     pin = Pin(endpoint=known().key, model="tiny", tokens=1_000, at_ms=NOW - 1_000)
     assert chosen_node(explored(a_fleet(known(), untried()), pin=pin)) == "known"
 
 
-def test_an_authority_is_not_overruled_by_curiosity():
+def test_an_authority_is_not_overruled_by_curiosity() -> None:
     counsel = Counsel(
         decision_id="d",
         mode=AuthorityMode.AUTHORITATIVE,
@@ -132,13 +132,13 @@ def test_an_authority_is_not_overruled_by_curiosity():
     assert (chosen_node(decision), decision.reason) == ("known", Reason.AUTHORITY)
 
 
-def test_a_looser_alias_is_not_tried_in_place_of_the_first():
+def test_a_looser_alias_is_not_tried_in_place_of_the_first() -> None:
     policy = PlacementPolicy(explore_share=1.0, aliases=(("chat", ("tiny", "other")),))
     fleet = a_fleet(known(), untried(model="other"))
     assert chosen_node(decided(a_request(model="chat"), fleet, policy=policy)) == "known"
 
 
-def test_nothing_leaves_the_mesh_or_its_price_class_to_be_tried():
+def test_nothing_leaves_the_mesh_or_its_price_class_to_be_tried() -> None:
     policy = PlacementPolicy(
         explore_share=1.0, explore_risk=0.99, spill_cap=Locality.ANY, spill_on_above=0.0, spill_off_below=0.0
     )
@@ -172,7 +172,9 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 @settings(max_examples=300, deadline=None)
 @given(fleets(), st.integers(0, 10**6), st.sampled_from([0.02, 0.5, 1.0]))
-def test_trying_never_costs_a_request_its_targets_and_replays(fleet: Fleet, number: int, share: float):
+def test_trying_never_costs_a_request_its_targets_and_replays(
+    fleet: Fleet, number: int, share: float
+) -> None:
     policy = PlacementPolicy(explore_share=share)
     decision = explored(fleet, policy, request_id=f"r{number}")
     record = decision.record
@@ -191,13 +193,13 @@ def test_trying_never_costs_a_request_its_targets_and_replays(fleet: Fleet, numb
     assert tried.row not in vetoed
 
 
-def test_a_record_that_does_not_tell_how_often_a_row_was_tried_replays_without_trying():
+def test_a_record_that_does_not_tell_how_often_a_row_was_tried_replays_without_trying() -> None:
     record = explored(a_fleet(known(), untried()), NEVER).record
     old = replace(record, candidates=tuple(replace(one, samples=None) for one in record.candidates))
     assert replay(old, OFTEN).chosen == record.chosen
 
 
-def test_the_draw_among_near_ties_and_the_lot_read_different_halves_of_the_seed():
+def test_the_draw_among_near_ties_and_the_lot_read_different_halves_of_the_seed() -> None:
     lots = [int.from_bytes(seed_of(f"r{n}", 1)[4:]) / 2**32 < 0.1 for n in range(4_000)]
     draws = [int.from_bytes(seed_of(f"r{n}", 1)) / 2**64 < 0.5 for n in range(4_000)]
     both = sum(lot and draw for lot, draw in zip(lots, draws, strict=True))

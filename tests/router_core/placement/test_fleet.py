@@ -75,7 +75,7 @@ def cold(**model):
     }
 
 
-def test_a_row_says_who_where_and_what():
+def test_a_row_says_who_where_and_what() -> None:
     row = the_row()
     assert (row.node_name, row.endpoint, row.model, row.label) == ("a", "llamacpp", "tiny", "@a/llamacpp")
     assert row.key == f"{row.node_id}/llamacpp"
@@ -100,11 +100,11 @@ def test_a_row_says_who_where_and_what():
         ({"state": Liveness.LATE}, "down", None),
     ],
 )
-def test_what_a_node_says_decides_whether_it_is_up(over, field, value):
+def test_what_a_node_says_decides_whether_it_is_up(over, field, value) -> None:
     assert getattr(the_row(**over), field) == value
 
 
-def test_a_cold_model_where_nobody_knows_of_memory_is_a_last_resort_and_a_warm_one_is_none():
+def test_a_cold_model_where_nobody_knows_of_memory_is_a_last_resort_and_a_warm_one_is_none() -> None:
     blind = tuple(row for row in CALM if row.code != ResourceCode.VRAM)
     over = cold()
     over["volatile"] = a_volatile(residents=(), resources=blind)
@@ -114,13 +114,13 @@ def test_a_cold_model_where_nobody_knows_of_memory_is_a_last_resort_and_a_warm_o
     assert decided(a_request(), folded(a_view(a_change("a", **over)))).action is Action.ROUTE_COLD
 
 
-def test_a_node_without_the_role_is_untrusted():
+def test_a_node_without_the_role_is_untrusted() -> None:
     view = a_view(a_change("a"), members=(a_member("a", int(Role.ROUTER)),))
     assert folded(view).rows[0].untrusted
     assert decided(a_request(), folded(view)).record.excluded_counts == {"untrusted": 1}
 
 
-def test_a_suspect_node_backs_up_only_while_no_peer_is_fresh():
+def test_a_suspect_node_backs_up_only_while_no_peer_is_fresh() -> None:
     suspect = a_change("a", state=Liveness.SUSPECT)
     alone = the_row(suspect)
     assert (alone.down, alone.backup) == (None, "suspect")
@@ -128,7 +128,7 @@ def test_a_suspect_node_backs_up_only_while_no_peer_is_fresh():
     assert both.rows[0].down == "suspect"
 
 
-def test_unlike_lists_read_as_unknown():
+def test_unlike_lists_read_as_unknown() -> None:
     row = the_row(volatile=a_volatile(engines=()))
     assert (row.resident, row.in_flight, row.down, row.room_bytes) == (False, 0, None, None)
 
@@ -143,7 +143,7 @@ def test_unlike_lists_read_as_unknown():
         (99, False, False),
     ],
 )
-def test_only_resident_is_warm_and_a_load_under_way_counts_down(state, resident, loading):
+def test_only_resident_is_warm_and_a_load_under_way_counts_down(state, resident, loading) -> None:
     residents = (ResidentModel(model=0, engine=0, state=state, load_left_ds=25),)
     row = the_row(volatile=a_volatile(residents=residents))
     assert (row.resident, row.loading) == (resident, loading)
@@ -151,7 +151,7 @@ def test_only_resident_is_warm_and_a_load_under_way_counts_down(state, resident,
         assert row.load_s == 2.5
 
 
-def test_a_model_not_in_memory_needs_an_engine_that_loads():
+def test_a_model_not_in_memory_needs_an_engine_that_loads() -> None:
     assert the_row(**cold()).loadable
     static = a_static()
     for policy in (LoadPolicy.FIXED, LoadPolicy.TOLD_BY_US):
@@ -160,7 +160,7 @@ def test_a_model_not_in_memory_needs_an_engine_that_loads():
         assert not row.loadable
 
 
-def test_need_and_room_give_the_memory_factor():
+def test_need_and_room_give_the_memory_factor() -> None:
     row = the_row(**cold(kv_bytes_per_token=1000, ctx_served=8192, parallel=4))
     need = 1.05 * 4096 * MIB + 1000 * 8192 * 4 + 300 * MIB
     assert row.need_bytes == round(need)
@@ -170,12 +170,12 @@ def test_need_and_room_give_the_memory_factor():
     assert the_row(**cold(size_mib=None)).memory == 0.33
 
 
-def test_nine_of_eleven_gib_on_a_24_gib_card_costs_what_the_worked_example_says():
+def test_nine_of_eleven_gib_on_a_24_gib_card_costs_what_the_worked_example_says() -> None:
     assert logistic((9 - 11) / 1.2) == pytest.approx(0.159, abs=0.001)
     assert (logistic(-1e9), logistic(1e9)) == (0.0, 1.0)
 
 
-def test_offload_adds_ram_and_a_remote_host_has_no_limit():
+def test_offload_adds_ram_and_a_remote_host_has_no_limit() -> None:
     static = a_static()
     offload = replace(static.engines[0], flags=int(EngineFlag.ALLOW_OFFLOAD))
     row = the_row(static=replace(static, engines=(offload,)), volatile=a_volatile(residents=()))
@@ -185,7 +185,7 @@ def test_offload_adds_ram_and_a_remote_host_has_no_limit():
     assert (row.room_bytes, row.memory, row.pressure, row.need_bytes) == (None, 0.0, 0.0, 0)
 
 
-def test_a_load_that_evicts_costs_more_than_one_that_finds_room():
+def test_a_load_that_evicts_costs_more_than_one_that_finds_room() -> None:
     models = (
         ModelFacts(name="tiny", engine=0, size_mib=4096),
         ModelFacts(name="other", engine=0, size_mib=20_000),
@@ -204,7 +204,7 @@ def test_a_load_that_evicts_costs_more_than_one_that_finds_room():
     assert switch(1_000, 10) > switch(1_000, 36_000) > 0.0
 
 
-def test_what_an_eviction_costs_is_what_the_evicted_model_takes_to_load_again():
+def test_what_an_eviction_costs_is_what_the_evicted_model_takes_to_load_again() -> None:
     """A small model that loads in 2 s would push out one that took a minute, or one that took a second."""
     models = (
         ModelFacts(name="tiny", engine=0, size_mib=4096),
@@ -228,7 +228,7 @@ def test_what_an_eviction_costs_is_what_the_evicted_model_takes_to_load_again():
     assert switch(other=60.0) == switch(tiny=30.0, other=60.0)
 
 
-def test_the_longest_idle_is_evicted_first_and_no_more_than_must_be():
+def test_the_longest_idle_is_evicted_first_and_no_more_than_must_be() -> None:
     models = (
         ModelFacts(name="tiny", engine=0, size_mib=4096),
         *(ModelFacts(name=f"other{number}", engine=0, size_mib=9_000) for number in (1, 2)),
@@ -248,7 +248,7 @@ def test_the_longest_idle_is_evicted_first_and_no_more_than_must_be():
     assert switch(36_000) < switch(10)
 
 
-def test_the_context_is_the_one_in_memory_else_the_one_served_else_the_most():
+def test_the_context_is_the_one_in_memory_else_the_one_served_else_the_most() -> None:
     model = ModelFacts(name="tiny", engine=0, ctx_served=16_384, ctx_max=131_072)
     static = a_static(models=(model,))
     warm = the_row(static=static)
@@ -260,7 +260,7 @@ def test_the_context_is_the_one_in_memory_else_the_one_served_else_the_most():
     assert the_row(static=a_static(models=(bare,)), volatile=asleep).ctx is None
 
 
-def test_capabilities_known_at_both_levels_must_agree():
+def test_capabilities_known_at_both_levels_must_agree() -> None:
     static = a_static()
     engine = replace(static.engines[0], cap_known=0b0111, cap_has=0b0011)
     model = ModelFacts(name="tiny", engine=0, cap_known=0b1110, cap_has=0b1010)
@@ -269,7 +269,7 @@ def test_capabilities_known_at_both_levels_must_agree():
     assert row.cap_no == 0b0100
 
 
-def test_only_nodes_about_which_something_changed_are_folded_again():
+def test_only_nodes_about_which_something_changed_are_folded_again() -> None:
     view = a_view(a_change("a"), a_change("b"))
     profiles = Profiles(ProfilePolicy())
     live = Live(ledger=a_ledger())
@@ -286,7 +286,7 @@ def test_only_nodes_about_which_something_changed_are_folded_again():
     assert tuned.rows[0] is not third.rows[0]
 
 
-def test_a_step_by_step_fleet_equals_one_built_anew():
+def test_a_step_by_step_fleet_equals_one_built_anew() -> None:
     profiles, live = Profiles(ProfilePolicy()), Live(ledger=a_ledger())
     members = {member.id16: member for member in map(a_member, "abc")}
     view, fleet = a_view(a_change("a"), a_change("b"), a_change("c")), None
@@ -300,7 +300,7 @@ def test_a_step_by_step_fleet_equals_one_built_anew():
     assert fleet.rows == folded(view, profiles, None, live).rows
 
 
-def test_the_order_in_which_nodes_were_heard_changes_no_row():
+def test_the_order_in_which_nodes_were_heard_changes_no_row() -> None:
     changes = [a_change(name) for name in "cab"]
     profiles, live = Profiles(ProfilePolicy()), Live(ledger=a_ledger())
     one = folded(a_view(*changes), profiles, live=live)
@@ -308,7 +308,7 @@ def test_the_order_in_which_nodes_were_heard_changes_no_row():
     assert one.rows == two.rows
 
 
-def test_folding_covers_own_work_that_the_new_record_shows():
+def test_folding_covers_own_work_that_the_new_record_shows() -> None:
     live = Live(ledger=a_ledger())
     fleet = folded(a_view(a_change("a")), live=live)
     live.ledger.reserve(a_choice(fleet.rows[0]), NOW)
@@ -323,7 +323,7 @@ def disp(work: int) -> Dispatch:
     return Dispatch(total=1, rps_c=1, work_c=work)
 
 
-def test_the_herd_multiplier_weighs_all_routers_by_their_work():
+def test_the_herd_multiplier_weighs_all_routers_by_their_work() -> None:
     me = id16_of(ME)
 
     def m_r(own: int | None, *others: int) -> float:
@@ -339,7 +339,7 @@ def test_the_herd_multiplier_weighs_all_routers_by_their_work():
     assert m_r(0, 300) == m_r(None, 300) == 8.0
 
 
-def test_routers_that_are_not_fresh_do_not_count():
+def test_routers_that_are_not_fresh_do_not_count() -> None:
     me = id16_of(ME)
     own = a_change("x", origin=me, volatile=a_volatile(disp=disp(100)))
     late = a_change("a", state=Liveness.LATE, volatile=a_volatile(disp=disp(900)))
@@ -368,7 +368,7 @@ def an_outcome(key: ProfileKey, *, pp: float, tg: float) -> Outcome:
     )
 
 
-def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal():
+def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal() -> None:
     view = a_view(a_change("a"), a_change("b"))
     untried = folded(view)
     prior_s = untried.rows[0].token_s
@@ -380,7 +380,7 @@ def test_an_untried_node_is_not_taken_for_faster_than_a_measured_equal():
     assert 1 / a.token_s == pytest.approx(10.0, rel=0.35)
 
 
-def test_an_untried_row_is_judged_by_the_same_quantisation_on_the_same_gpu_before_any_other():
+def test_an_untried_row_is_judged_by_the_same_quantisation_on_the_same_gpu_before_any_other() -> None:
     (gpu,) = a_static().gpus
     (model,) = a_static().models
 
@@ -407,7 +407,7 @@ def test_an_untried_row_is_judged_by_the_same_quantisation_on_the_same_gpu_befor
     assert speeds["e"] == pytest.approx(0.2 * prior, rel=0.03)
 
 
-def test_a_model_that_was_never_loaded_is_expected_to_load_as_the_others_did_at_its_endpoint():
+def test_a_model_that_was_never_loaded_is_expected_to_load_as_the_others_did_at_its_endpoint() -> None:
     models = tuple(ModelFacts(name=name, engine=0, size_mib=4096) for name in ("tiny", "other"))
     asleep = a_volatile(residents=())
     view = a_view(
@@ -426,7 +426,7 @@ def test_a_model_that_was_never_loaded_is_expected_to_load_as_the_others_did_at_
     assert 0.5 * prior_s < loads["c", "other"] < 10 * prior_s, "of a node that never loaded: as elsewhere"
 
 
-def test_how_long_a_small_model_took_to_load_says_nothing_of_a_large_one():
+def test_how_long_a_small_model_took_to_load_says_nothing_of_a_large_one() -> None:
     """Most of that time went to the engine's start."""
     models = (
         ModelFacts(name="small", engine=0, size_mib=300),
@@ -442,7 +442,7 @@ def test_how_long_a_small_model_took_to_load_says_nothing_of_a_large_one():
 
 
 @pytest.mark.threat("T12")
-def test_a_liar_is_ranked_by_observation_after_twenty_requests():
+def test_a_liar_is_ranked_by_observation_after_twenty_requests() -> None:
     claim = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=150_000, gen_dtps=5_000)
     honest = ProfileFacts(model=0, engine=0, n=500, prompt_dtps=30_000, gen_dtps=1_000)
     view = a_view(
@@ -456,7 +456,7 @@ def test_a_liar_is_ranked_by_observation_after_twenty_requests():
 
 
 @pytest.mark.threat("T12")
-def test_so_is_one_that_lies_about_its_gpu_instead():
+def test_so_is_one_that_lies_about_its_gpu_instead() -> None:
     (gpu,) = a_static().gpus
     boaster = a_static(gpus=(replace(gpu, mem_bw_gbs=10 * gpu.mem_bw_gbs),))
     view = a_view(a_change("a", static=boaster), a_change("b"))
@@ -471,7 +471,7 @@ def test_so_is_one_that_lies_about_its_gpu_instead():
     assert chosen_node(decided(a_request(), fleet)) == "b"
 
 
-def test_a_path_like_or_broken_name_is_not_offered():
+def test_a_path_like_or_broken_name_is_not_offered() -> None:
     models = (
         ModelFacts(name="a//b", engine=0),
         ModelFacts(name="tiny", engine=7),
@@ -480,14 +480,14 @@ def test_a_path_like_or_broken_name_is_not_offered():
     assert [row.model for row in folded(a_view(a_change("a", static=a_static(models=models)))).rows] == ["ok"]
 
 
-def test_aliases_of_a_manifest_reach_the_row_under_its_own_name():
+def test_aliases_of_a_manifest_reach_the_row_under_its_own_name() -> None:
     models = (ModelFacts(name="tiny", engine=0, aliases=("chat",)),)
     fleet = folded(a_view(a_change("a", static=a_static(models=models))))
     decision = decided(a_request(model="chat"), fleet)
     assert decision.chosen.model == "tiny"
 
 
-def test_an_engine_that_a_node_says_is_outside_the_mesh_is_no_row_of_the_mesh():
+def test_an_engine_that_a_node_says_is_outside_the_mesh_is_no_row_of_the_mesh() -> None:
     flags = int(EngineFlag.CLOUD | EngineFlag.REMOTE_HOST)
     outside = replace(a_static().engines[0], flags=flags, price_in=5_000, price_out=20_000)
     fleet = folded(a_view(a_change("a", static=a_static(engines=(outside,)))))
@@ -496,7 +496,7 @@ def test_an_engine_that_a_node_says_is_outside_the_mesh_is_no_row_of_the_mesh():
     assert decided(a_request(), fleet).record.excluded_counts == {"locality": 1}
 
 
-def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone():
+def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone() -> None:
     ram = a_static(gpus=(), engines=(replace(a_static().engines[0], gpus=()),))
     slow = a_change("a", static=ram, volatile=a_volatile(gpus=()))
     fleet = folded(a_view(slow, a_change("b")))
@@ -504,7 +504,7 @@ def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone():
         assert chosen_node(decided(a_request(request_id=f"r{number}"), fleet)) == "b"
 
 
-def test_a_node_that_is_far_away_costs_its_round_trip_and_none_costs_less_than_the_policy_says():
+def test_a_node_that_is_far_away_costs_its_round_trip_and_none_costs_less_than_the_policy_says() -> None:
     fleet = folded(a_view(a_change("a", rtt_ms=0), a_change("b", rtt_ms=80), a_change("c")))
     nets = {}
     for name in ("a", "b", "c"):
@@ -514,7 +514,7 @@ def test_a_node_that_is_far_away_costs_its_round_trip_and_none_costs_less_than_t
     assert nets == {"a": 0.001, "b": pytest.approx(0.08), "c": 0.001}
 
 
-def test_a_remote_request_pays_for_its_body_on_the_wire():
+def test_a_remote_request_pays_for_its_body_on_the_wire() -> None:
     fleet = folded(a_view(a_change("a")))
     light = decided(a_request(body_bytes=0), fleet).chosen.est
     heavy = decided(a_request(body_bytes=20_000_000), fleet).chosen.est

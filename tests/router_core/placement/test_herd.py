@@ -153,6 +153,6 @@ def p95(values: list[float]) -> float:
     return sorted(values)[int(0.95 * len(values))]
 
 
-def test_eight_routers_with_old_pictures_stay_near_an_oracle():
+def test_eight_routers_with_old_pictures_stay_near_an_oracle() -> None:
     for seed in (1, 2):
         assert p95_of_routers(seed) <= 1.3 * p95_of_oracle(seed)

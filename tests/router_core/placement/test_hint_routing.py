@@ -32,7 +32,7 @@ def outcome_of(decision, hint: str = "prefer"):
 SLOWER = {"tg": 40.0}
 
 
-def test_a_preferred_node_is_used_only_if_reachable_trusted_and_owner_of_the_model():
+def test_a_preferred_node_is_used_only_if_reachable_trusted_and_owner_of_the_model() -> None:
     other = a_row("b")
     good = preferring("@a", a_row("a", **SLOWER), other)
     assert chosen_node(good) == "a"
@@ -51,13 +51,13 @@ def test_a_preferred_node_is_used_only_if_reachable_trusted_and_owner_of_the_mod
         assert outcome_of(decision) == (HintOutcome.EXCLUDED, code)
 
 
-def test_a_preference_does_not_buy_a_far_worse_row():
+def test_a_preference_does_not_buy_a_far_worse_row() -> None:
     decision = preferring("@a", a_row("a", tg=5.0), a_row("b"))
     assert chosen_node(decision) == "b"
     assert outcome_of(decision) == (HintOutcome.OUTSCORED, None)
 
 
-def test_of_nodes_that_share_a_name_a_marked_reference_means_one():
+def test_of_nodes_that_share_a_name_a_marked_reference_means_one() -> None:
     """gpustack/gpustack#2046: two hosts called ``ubuntu``."""
     one, other = (a_row(key, node_name="ubuntu") for key in ("a", "b"))
     for row in (one, other):
@@ -73,7 +73,7 @@ def test_of_nodes_that_share_a_name_a_marked_reference_means_one():
     assert either.chosen is not None
 
 
-def test_ranked_preferences_fall_back_in_order():
+def test_ranked_preferences_fall_back_in_order() -> None:
     rows = (a_row("a"), a_row("b"), a_row("c"))
     assert chosen_node(preferring("@c,@b", *rows)) == "c"
     assert chosen_node(preferring("@gone,@b", *rows)) == "b"
@@ -84,19 +84,19 @@ def test_ranked_preferences_fall_back_in_order():
     ]
 
 
-def test_a_preference_may_name_one_endpoint_or_a_node_id():
+def test_a_preference_may_name_one_endpoint_or_a_node_id() -> None:
     slow, fast = a_row("a", endpoint="ollama"), a_row("a", endpoint="llamacpp", tg=60)
     assert preferring("@a/ollama", slow, fast).chosen.endpoint_name == "ollama"
     assert chosen_node(preferring(a_row("b").node_id, a_row("a"), a_row("b", **SLOWER))) == "b"
     assert outcome_of(preferring("@a/vllm", slow, fast)) == (HintOutcome.IGNORED_UNKNOWN, None)
 
 
-def test_the_label_of_a_row_can_be_pasted_into_prefer():
+def test_the_label_of_a_row_can_be_pasted_into_prefer() -> None:
     row = a_row("b", **SLOWER)
     assert chosen_node(preferring(row.label, a_row("a"), row)) == "b"
 
 
-def test_two_concurrent_requests_with_opposite_hints_never_mix():
+def test_two_concurrent_requests_with_opposite_hints_never_mix() -> None:
     """A thousand interleavings of deciding, reserving and ending, on one fleet and one ledger."""
     fleet = a_fleet(a_row("left", slots=200), a_row("right", slots=200))
     ledger = fleet.live.ledger
@@ -126,7 +126,7 @@ def test_two_concurrent_requests_with_opposite_hints_never_mix():
     assert not ledger.owed
 
 
-def test_opposite_requirements_always_land_on_their_own_node():
+def test_opposite_requirements_always_land_on_their_own_node() -> None:
     fleet = a_fleet(a_row("left"), a_row("right"))
     for turn in range(200):
         for side in ("left", "right") if turn % 2 else ("right", "left"):
@@ -134,7 +134,7 @@ def test_opposite_requirements_always_land_on_their_own_node():
             assert chosen_node(decided(request, fleet)) == side
 
 
-def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there():
+def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there() -> None:
     fleet = a_fleet(a_row("a", tg=30), a_row("b"), a_row("c", tg=70, in_flight=4, queued=4))
     hints = parse_hints([("accept", "*/*"), ("x-request-id", "r1")], None)
     assert hints == NO_HINTS
@@ -160,7 +160,7 @@ def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there():
         ([("x-pairmesh-class", "urgent")], None, ("class", HintOutcome.IGNORED_MALFORMED)),
     ],
 )
-def test_an_unknown_or_malformed_hint_is_handled_counted_and_explained(headers, body, outcome):
+def test_an_unknown_or_malformed_hint_is_handled_counted_and_explained(headers, body, outcome) -> None:
     fleet = a_fleet(a_row("a", tg=30), a_row("b"))
     hints = parse_hints(headers, body)
     assert isinstance(hints, Hints)
@@ -169,20 +169,20 @@ def test_an_unknown_or_malformed_hint_is_handled_counted_and_explained(headers, 
     assert [(note.hint, note.outcome) for note in decision.record.hints] == [outcome]
 
 
-def test_a_malformed_narrowing_hint_is_refused_with_its_code():
+def test_a_malformed_narrowing_hint_is_refused_with_its_code() -> None:
     fault = parse_hints([("x-pairmesh-require", "node=")])
     assert isinstance(fault, HintFault)
     assert (Reason.HINT_MALFORMED.value, Reason.HINT_MALFORMED.status) == ("hint_malformed", 400)
 
 
-def test_an_unknown_node_in_a_requirement_matches_nothing_never_everything():
+def test_an_unknown_node_in_a_requirement_matches_nothing_never_everything() -> None:
     decision = decided(a_request(hints=parsed_hints(require="node=@nobody")), a_fleet(a_row("a"), a_row("b")))
     assert decision.action is Action.REJECT
     assert decision.reason is Reason.NOT_IN_SUBSET
     assert outcome_of(decision, "require") == (HintOutcome.EXCLUDED, "not_in_subset")
 
 
-def test_several_required_nodes_mean_any_of_them_and_other_terms_all():
+def test_several_required_nodes_mean_any_of_them_and_other_terms_all() -> None:
     rows = (a_row("a", tg=500), a_row("b", tg=5), a_row("c", tg=6, engine="vllm"))
     either = decided(a_request(hints=parsed_hints(require="node=@b,node=@c")), a_fleet(*rows))
     assert chosen_node(either) in ("b", "c")
@@ -190,13 +190,13 @@ def test_several_required_nodes_mean_any_of_them_and_other_terms_all():
     assert chosen_node(both) == "c"
 
 
-def test_locality_host_stays_on_this_node():
+def test_locality_host_stays_on_this_node() -> None:
     rows = (a_row("me", is_self=True, tg=5), a_row("b", tg=500))
     assert chosen_node(decided(a_request(hints=parsed_hints(locality="host")), a_fleet(*rows))) == "me"
     assert chosen_node(decided(a_request(), a_fleet(*rows))) == "b"
 
 
-def test_a_told_output_of_zero_stays_zero():
+def test_a_told_output_of_zero_stays_zero() -> None:
     decision = decided(a_request(hints=parsed_hints(expect_tokens="0")), a_fleet(a_row("a")))
     assert decision.chosen.output_tokens == 0
     assert decided(a_request(output_cap=0), a_fleet(a_row("a"))).chosen.output_tokens == 0
@@ -216,7 +216,9 @@ def test_a_hint_did_not_decide_between_rows_that_nothing_else_tells_apart(pressu
     ("cap", "expected", "tokens"),
     [(None, None, 256), (50, None, 50), (4_096, None, 256), (50, "10", 10), (50, "100", 50), (None, "9", 9)],
 )
-def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(cap, expected, tokens):
+def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(
+    cap, expected, tokens
+) -> None:
     hints = NO_HINTS if expected is None else parsed_hints(expect_tokens=expected)
     decision = decided(a_request(output_cap=cap, hints=hints), a_fleet(a_row("a")))
     assert decision.chosen.output_tokens == tokens

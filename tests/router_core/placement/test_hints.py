@@ -26,11 +26,11 @@ def outcomes(hints: Hints) -> list[tuple[str, HintOutcome]]:
     return [(note.hint, note.outcome) for note in hints.notes]
 
 
-def test_a_request_without_hints_has_the_defaults():
+def test_a_request_without_hints_has_the_defaults() -> None:
     assert parse_hints([("content-type", "application/json")]) == Hints()
 
 
-def test_every_header_is_read():
+def test_every_header_is_read() -> None:
     hints = parsed(
         ("x-pairmesh-prefer", f"@desk/ollama, {NODE_ID}"),
         (
@@ -58,7 +58,7 @@ def test_every_header_is_read():
     assert hints.notes == ()
 
 
-def test_the_body_says_the_same_and_a_header_beats_it():
+def test_the_body_says_the_same_and_a_header_beats_it() -> None:
     hints = parsed(
         ("x-pairmesh-class", "background"),
         body={"class": "batch", "prefer": "@desk", "expect_tokens": 7, "session": "abc"},
@@ -69,7 +69,7 @@ def test_the_body_says_the_same_and_a_header_beats_it():
     assert hints.session == "abc"
 
 
-def test_a_repeated_list_is_joined_and_a_repeated_scalar_is_malformed():
+def test_a_repeated_list_is_joined_and_a_repeated_scalar_is_malformed() -> None:
     hints = parsed(
         ("x-pairmesh-prefer", "@one"),
         ("x-pairmesh-prefer", "@two"),
@@ -88,7 +88,7 @@ def test_a_repeated_list_is_joined_and_a_repeated_scalar_is_malformed():
         "ctx>=-1", "!ctx>=1", "label=room", "engine=OLLAMA", "bits>=four", "@desk", "", ",".join(["cap=tools"] * 17),
     ],
 )  # fmt: skip
-def test_a_malformed_requirement_refuses_the_request(term):
+def test_a_malformed_requirement_refuses_the_request(term) -> None:
     fault = parse_hints([("x-pairmesh-require", term)])
     assert isinstance(fault, HintFault)
     assert fault.hint == "require"
@@ -96,7 +96,7 @@ def test_a_malformed_requirement_refuses_the_request(term):
 
 
 @pytest.mark.parametrize("value", ["here", "HOST", "", "mesh,host"])
-def test_a_malformed_locality_refuses_the_request(value):
+def test_a_malformed_locality_refuses_the_request(value) -> None:
     assert isinstance(parse_hints([("x-pairmesh-locality", value)]), HintFault)
 
 
@@ -109,7 +109,7 @@ def test_a_malformed_locality_refuses_the_request(value):
         ("deadline-ms", "1.5"), ("expect-tokens", "-1"), ("expect-tokens", "1000001"),
     ],
 )  # fmt: skip
-def test_a_malformed_advisory_hint_is_ignored_and_noted(header, value):
+def test_a_malformed_advisory_hint_is_ignored_and_noted(header, value) -> None:
     hints = parsed((f"x-pairmesh-{header}", value))
     assert [note.outcome for note in hints.notes] == [HintOutcome.IGNORED_MALFORMED]
     assert hints.prefer == ()
@@ -117,7 +117,7 @@ def test_a_malformed_advisory_hint_is_ignored_and_noted(header, value):
     assert value not in repr(hints.notes)
 
 
-def test_every_range_includes_its_ends():
+def test_every_range_includes_its_ends() -> None:
     assert parsed(("x-pairmesh-slo-ttft-ms", "3600000"), ("x-pairmesh-slo-tpot-ms", "60000")).notes == ()
     assert parsed(("x-pairmesh-deadline-ms", "3600000"), ("x-pairmesh-expect-tokens", "1000000")).notes == ()
     assert parsed(("x-pairmesh-slo-ttft-ms", "1"), ("x-pairmesh-slo-tpot-ms", "1")).notes == ()
@@ -125,19 +125,19 @@ def test_every_range_includes_its_ends():
     assert len(parsed(("x-pairmesh-require", ",".join(["node=@a"] * 16))).requires_node) == 16
 
 
-def test_a_label_is_found_up_to_the_lengths_that_a_manifest_may_write():
+def test_a_label_is_found_up_to_the_lengths_that_a_manifest_may_write() -> None:
     key, value = "k" * 32, "v" * 32
     assert parsed(("x-pairmesh-require", f"label={key}:{value}")).requires_label == ((key, value),)
     for longer in (f"{key}k:{value}", f"{key}:{value}v"):
         assert isinstance(parse_hints([("x-pairmesh-require", f"label={longer}")]), HintFault)
 
 
-def test_of_floors_told_twice_the_higher_holds_and_a_fraction_of_a_token_is_a_whole_one():
+def test_of_floors_told_twice_the_higher_holds_and_a_fraction_of_a_token_is_a_whole_one() -> None:
     hints = parsed(("x-pairmesh-require", "ctx>=4096.2,ctx>=100,bits>=3,bits>=4.5,params>=7,params>=0.5"))
     assert (hints.ctx_least, hints.params_least_m, hints.bits_least) == (4097, 7000, 4.5)
 
 
-def test_unknown_keys_are_ignored_and_counted_without_their_names():
+def test_unknown_keys_are_ignored_and_counted_without_their_names() -> None:
     hints = parsed(("x-pairmesh-colour", "red"), body={"secret-key": "x"})
     assert outcomes(hints) == [
         ("pairmesh", HintOutcome.IGNORED_UNKNOWN),
@@ -146,7 +146,7 @@ def test_unknown_keys_are_ignored_and_counted_without_their_names():
     assert "secret-key" not in repr(hints)
 
 
-def test_however_many_are_unknown_the_reply_tells_it_once():
+def test_however_many_are_unknown_the_reply_tells_it_once() -> None:
     body = {f"k{number}": 0 for number in range(300)}
     hints = parsed(*((f"x-pairmesh-{name}", "") for name in "abcdefgh"), body=body)
     assert outcomes(hints) == [
@@ -155,20 +155,20 @@ def test_however_many_are_unknown_the_reply_tells_it_once():
     ]
 
 
-def test_transport_headers_of_the_mesh_are_no_hints():
+def test_transport_headers_of_the_mesh_are_no_hints() -> None:
     assert parsed(("x-pairmesh-route", "v=1"), ("x-pairmesh-state", "abc")) == Hints()
 
 
 @pytest.mark.parametrize("body", [b"[]", b"nope", b'"prefer"', b"{" + b" " * 4096 + b"}", b"[" * 3000])
-def test_a_body_object_that_cannot_be_read_refuses_the_request(body):
+def test_a_body_object_that_cannot_be_read_refuses_the_request(body) -> None:
     assert isinstance(parse_hints([], body), HintFault)
 
 
-def test_a_body_object_of_null_says_nothing():
+def test_a_body_object_of_null_says_nothing() -> None:
     assert parse_hints([], b"null") == Hints()
 
 
-def test_hint_headers_at_the_limit_are_read_and_one_byte_more_refuses_the_request():
+def test_hint_headers_at_the_limit_are_read_and_one_byte_more_refuses_the_request() -> None:
     name, other = "x-pairmesh-prefer", ("x-pairmesh-class", "batch")
     room = 4096 - len(name) - sum(map(len, other)) - len("@a")
     full = parse_hints([(name, "@a" + " " * room), other])
@@ -179,7 +179,7 @@ def test_hint_headers_at_the_limit_are_read_and_one_byte_more_refuses_the_reques
     assert fault.hint == "headers"
 
 
-def test_a_body_object_at_the_limit_is_read_and_one_byte_more_refuses_the_request():
+def test_a_body_object_at_the_limit_is_read_and_one_byte_more_refuses_the_request() -> None:
     told = b'{"class":"batch"'
     assert isinstance(parse_hints([], told + b" " * (4095 - len(told)) + b"}"), Hints)
     fault = parse_hints([], told + b" " * (4096 - len(told)) + b"}")
@@ -188,7 +188,7 @@ def test_a_body_object_at_the_limit_is_read_and_one_byte_more_refuses_the_reques
 
 
 @pytest.mark.parametrize("key", ["locality", "require"])
-def test_a_narrowing_key_that_stands_twice_in_the_body_refuses_the_request(key):
+def test_a_narrowing_key_that_stands_twice_in_the_body_refuses_the_request(key) -> None:
     for first, second in (("host", "any"), ("any", "host"), ("host", "host"), ("host", None)):
         body = f'{{"{key}": {json.dumps(first)}, "{key}": {json.dumps(second)}}}'
         fault = parse_hints([], body.encode())
@@ -196,14 +196,14 @@ def test_a_narrowing_key_that_stands_twice_in_the_body_refuses_the_request(key):
         assert fault.hint == key
 
 
-def test_a_header_beats_what_stands_twice_in_the_body():
+def test_a_header_beats_what_stands_twice_in_the_body() -> None:
     twice = b'{"locality":"any","locality":"mesh"}'
     hints = parse_hints([("x-pairmesh-locality", "host")], twice)
     assert isinstance(hints, Hints)
     assert hints.locality is Locality.HOST
 
 
-def test_advice_that_stands_twice_in_the_body_is_left_out():
+def test_advice_that_stands_twice_in_the_body_is_left_out() -> None:
     hints = parse_hints([], b'{"class":"batch","class":"batch","session":"a","session":"a","x":1,"x":2}')
     assert isinstance(hints, Hints)
     assert (hints.request_class, hints.session) == (RequestClass.INTERACTIVE, None)
@@ -214,13 +214,13 @@ def test_advice_that_stands_twice_in_the_body_is_left_out():
     ]
 
 
-def test_wrong_types_in_the_body_are_malformed():
+def test_wrong_types_in_the_body_are_malformed() -> None:
     hints = parsed(body={"prefer": ["@desk"], "expect_tokens": True, "class": 3, "deadline_ms": None})
     assert {note.hint for note in hints.notes} == {"prefer", "expect_tokens", "class"}
     assert isinstance(parse_hints([], b'{"require": ["node=@desk"]}'), HintFault)
 
 
-def test_a_caller_gets_no_more_than_it_was_granted():
+def test_a_caller_gets_no_more_than_it_was_granted() -> None:
     grants = Grants(
         prefer=False, class_cap=RequestClass.BATCH, locality_cap=Locality.HOST, match_cap=Match.QUANT
     )
@@ -233,13 +233,13 @@ def test_a_caller_gets_no_more_than_it_was_granted():
     assert ("class", HintOutcome.CLAMPED) in outcomes(hints)
 
 
-def test_the_local_caller_may_ask_for_anything_the_policy_permits():
+def test_the_local_caller_may_ask_for_anything_the_policy_permits() -> None:
     hints = parsed(("x-pairmesh-locality", "any"), ("x-pairmesh-match", "any"))
     assert (hints.locality, hints.match) == (Locality.ANY, Match.ANY)
     assert outcomes(hints) == []
 
 
-def test_session_comes_from_its_header_then_named_ones_then_the_body():
+def test_session_comes_from_its_header_then_named_ones_then_the_body() -> None:
     own, named = ("x-session-id", "own"), ("x-claude-code-session-id", "named")
     names = ("x-claude-code-session-id",)
     assert parsed(named, own, session_headers=names).session == "own"
@@ -272,11 +272,11 @@ def test_session_comes_from_its_header_then_named_ones_then_the_body():
         "@desk~abc",
     ],
 )
-def test_a_reference_is_a_full_id_or_a_name(text):
+def test_a_reference_is_a_full_id_or_a_name(text) -> None:
     assert parse_ref(text) is None
 
 
-def test_a_shared_name_may_be_marked():
+def test_a_shared_name_may_be_marked() -> None:
     ref = parse_ref("@desk~abcd/ollama")
     assert ref is not None
     assert (ref.name, ref.mark, ref.endpoint, ref.node_id) == ("desk", "abcd", "ollama", None)
@@ -292,7 +292,7 @@ _NAMES = st.sampled_from(
     st.lists(st.tuples(_NAMES.map("x-pairmesh-".__add__), st.text(max_size=40)), max_size=6),
     st.one_of(st.none(), st.binary(max_size=60)),
 )
-def test_anything_a_client_sends_gives_hints_or_a_fault(headers, body):
+def test_anything_a_client_sends_gives_hints_or_a_fault(headers, body) -> None:
     hints = parse_hints(headers, body)
     assert isinstance(hints, Hints | HintFault)
     if isinstance(hints, Hints):

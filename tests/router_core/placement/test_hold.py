@@ -53,19 +53,19 @@ def served(hold: Hold, now: int, event: Event | None = None) -> list[int]:
     return order
 
 
-def test_equal_requests_are_served_in_the_order_in_which_they_came():
+def test_equal_requests_are_served_in_the_order_in_which_they_came() -> None:
     hold = held(*(waiting(ticket, since_ms=ticket) for ticket in range(5)))
     assert served(hold, 10) == [0, 1, 2, 3, 4]
 
 
-def test_nothing_is_released_without_news_and_one_at_a_time():
+def test_nothing_is_released_without_news_and_one_at_a_time() -> None:
     hold = held(waiting(1), waiting(2))
     assert released(hold.handle(NewsCame(), 0)) == [1]
     assert hold.handle(NewsCame(), 0) == []
     assert released(hold.handle(Left(ticket=1), 0)) == [2]
 
 
-def test_who_found_no_place_keeps_its_turn_and_its_kind_is_not_asked_before_other_news():
+def test_who_found_no_place_keeps_its_turn_and_its_kind_is_not_asked_before_other_news() -> None:
     hold = held(waiting(1), waiting(2), waiting(3, kind="other"))
     assert released(hold.handle(NewsCame(), 0)) == [1]
     assert released(hold.handle(Stayed(ticket=1), 0)) == [3]
@@ -83,7 +83,7 @@ class Kind:
         return id(self)
 
 
-def test_news_for_nobody_cost_a_few_looks_for_each_who_waits():
+def test_news_for_nobody_cost_a_few_looks_for_each_who_waits() -> None:
     hold = held(*(waiting(ticket, kind=Kind()) for ticket in range(200)))
     asked, actions = [], hold.handle(NewsCame(), 0)
     while actions:
@@ -93,7 +93,7 @@ def test_news_for_nobody_cost_a_few_looks_for_each_who_waits():
     assert Kind.looks <= 5 * 200
 
 
-def test_news_that_come_while_somebody_decides_are_not_lost():
+def test_news_that_come_while_somebody_decides_are_not_lost() -> None:
     hold = held(waiting(1))
     hold.handle(NewsCame(), 0)
     hold.handle(NewsCame(), 0)
@@ -101,7 +101,7 @@ def test_news_that_come_while_somebody_decides_are_not_lost():
     assert hold.handle(Stayed(ticket=1), 0) == []
 
 
-def test_classes_come_before_callers_and_deadlines():
+def test_classes_come_before_callers_and_deadlines() -> None:
     hold = held(
         waiting(1, request_class=BACKGROUND, deadline_ms=1),
         waiting(2, request_class=BATCH, deadline_ms=2),
@@ -110,7 +110,7 @@ def test_classes_come_before_callers_and_deadlines():
     assert served(hold, 0) == [3, 2, 1]
 
 
-def test_the_earliest_deadline_of_a_caller_comes_first():
+def test_the_earliest_deadline_of_a_caller_comes_first() -> None:
     hold = held(
         waiting(1, since_ms=1, deadline_ms=9),
         waiting(2, since_ms=2, deadline_ms=3),
@@ -119,14 +119,14 @@ def test_the_earliest_deadline_of_a_caller_comes_first():
     assert served(hold, 2) == [2, 3, 1]
 
 
-def test_every_thirty_seconds_of_waiting_are_worth_a_class():
+def test_every_thirty_seconds_of_waiting_are_worth_a_class() -> None:
     old = waiting(1, request_class=BACKGROUND, deadline_ms=10)
     for now, order in ((59_999, [2, 1]), (60_000, [1, 2])):
         hold = held(old, waiting(2, deadline_ms=20, since_ms=now))
         assert served(hold, now) == order
 
 
-def test_who_rose_is_served_before_those_of_its_new_class_that_came_after_it():
+def test_who_rose_is_served_before_those_of_its_new_class_that_came_after_it() -> None:
     """Else no wait would help against requests of a class that wants its answers sooner."""
 
     def one(ticket: int, request_class: RequestClass, since_ms: int) -> Waiting:
@@ -144,30 +144,30 @@ def test_who_rose_is_served_before_those_of_its_new_class_that_came_after_it():
         assert served(copy.deepcopy(hold), now) == order, now
 
 
-def test_an_own_deadline_counts_whatever_a_class_gives():
+def test_an_own_deadline_counts_whatever_a_class_gives() -> None:
     hurried = waiting(2, request_class=BATCH, deadline_ms=400_000)
     hold = held(waiting(1, deadline_ms=500_000), hurried, waiting(3, deadline_ms=300_000))
     assert served(hold, 30_000) == [3, 2, 1]
 
 
-def test_a_caller_of_much_work_takes_turns_with_one_of_little():
+def test_a_caller_of_much_work_takes_turns_with_one_of_little() -> None:
     greedy = [waiting(ticket, caller="a", seconds=5.0) for ticket in range(6)]
     modest = [waiting(ticket, caller="b", seconds=5.0) for ticket in range(6, 8)]
     order = served(held(*greedy, *modest), 0)
     assert set(order[:4]) == {0, 1, 6, 7}
 
 
-def test_a_request_of_any_length_gets_its_turn_in_few_steps():
+def test_a_request_of_any_length_gets_its_turn_in_few_steps() -> None:
     hold = held(waiting(1, caller="a", seconds=1e7), waiting(2, caller="b", seconds=1e7 + 1))
     assert served(hold, 0) == [1, 2]
 
 
-def test_the_caller_whose_request_is_the_most_urgent_has_the_first_turn():
+def test_the_caller_whose_request_is_the_most_urgent_has_the_first_turn() -> None:
     late, soon = waiting(1, caller="a", deadline_ms=9), waiting(2, caller="b", deadline_ms=3)
     assert served(held(late, soon), 0) == served(held(soon, late), 0) == [2, 1]
 
 
-def test_a_caller_that_has_nothing_waiting_saves_nothing_up():
+def test_a_caller_that_has_nothing_waiting_saves_nothing_up() -> None:
     hold = held(waiting(1, caller="a", seconds=0.1), waiting(2, caller="b", seconds=20.0))
     assert served(hold, 0) == [1, 2]
     for ticket in range(3, 13):
@@ -176,7 +176,7 @@ def test_a_caller_that_has_nothing_waiting_saves_nothing_up():
     assert all({order[i] % 2, order[i + 1] % 2} == {0, 1} for i in range(0, 10, 2))
 
 
-def test_what_a_caller_did_not_use_of_its_turn_is_gone_when_it_comes_back():
+def test_what_a_caller_did_not_use_of_its_turn_is_gone_when_it_comes_back() -> None:
     hold = held(waiting(0, caller="a", seconds=0.1))
     assert served(hold, 0) == [0]
     for ticket in range(1, 21):
@@ -184,7 +184,7 @@ def test_what_a_caller_did_not_use_of_its_turn_is_gone_when_it_comes_back():
     assert served(hold, 0) == [*range(1, 6), *range(11, 16), *range(6, 11), *range(16, 21)]
 
 
-def test_there_is_room_up_to_the_bounds_and_never_beyond():
+def test_there_is_room_up_to_the_bounds_and_never_beyond() -> None:
     hold = held(waiting(1, body_bytes=30), waiting(2, body_bytes=60), requests=3, body_bytes=100)
     assert hold.has_room(10)
     assert not hold.has_room(11)
@@ -197,7 +197,7 @@ def test_there_is_room_up_to_the_bounds_and_never_beyond():
     assert (len(hold), hold.body_bytes, hold.depth(INTERACTIVE), hold.depth(BATCH)) == (2, 30, 2, 0)
 
 
-def test_who_left_is_never_released_and_leaving_twice_is_harmless():
+def test_who_left_is_never_released_and_leaving_twice_is_harmless() -> None:
     hold = held(waiting(1), waiting(2))
     hold.handle(NewsCame(), 0)
     hold.handle(Left(ticket=2), 0)
@@ -207,7 +207,7 @@ def test_who_left_is_never_released_and_leaving_twice_is_harmless():
     assert (len(hold), hold.body_bytes) == (0, 0)
 
 
-def test_the_lower_the_class_the_less_of_the_queue_it_may_fill():
+def test_the_lower_the_class_the_less_of_the_queue_it_may_fill() -> None:
     hold = held(*(waiting(ticket, body_bytes=0) for ticket in range(7)), requests=10, body_bytes=100)
     assert [hold.has_room(0, share) for share in (1.0, 0.9, 0.7)] == [True, True, False]
     assert [hold.has_room(80, share) for share in (1.0, 0.9, 0.7)] == [True, True, False]
@@ -238,7 +238,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 20_000))
 @settings(max_examples=200, deadline=None)
-def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(steps, pace_ms):
+def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(steps, pace_ms) -> None:
     hold = Hold(POLICY, requests=8, body_bytes=100)
     inside: dict[int, Waiting] = {}
     out: int | None = None
@@ -276,7 +276,7 @@ def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(ste
 
 @given(st.lists(st.floats(0.1, 20.0), min_size=8, max_size=40), st.integers(2, 5), st.data())
 @settings(max_examples=30, deadline=None)
-def test_callers_that_always_have_something_waiting_get_equal_seconds(costs, callers, data):
+def test_callers_that_always_have_something_waiting_get_equal_seconds(costs, callers, data) -> None:
     """P11: over a long time, whatever each request costs, within a tenth."""
     hold, ticket, seconds = Hold(POLICY), 0, [0.0] * callers
     owner: dict[int, tuple[int, float]] = {}

@@ -63,22 +63,22 @@ def mine(**over):
         ({"resident": False}, PATIENT, None),
     ],
 )
-def test_admission_names_its_cause(row, ask, cause):
+def test_admission_names_its_cause(row, ask, cause) -> None:
     assert admit(asked(**ask), a_fleet(mine(**row))) is cause
 
 
-def test_a_row_of_another_node_is_never_admitted():
+def test_a_row_of_another_node_is_never_admitted() -> None:
     assert admit(asked(), a_fleet(a_row("a"))) is Cause.MODEL_ABSENT
 
 
-def test_a_model_that_is_being_unloaded_takes_nothing_new_however_patient():
+def test_a_model_that_is_being_unloaded_takes_nothing_new_however_patient() -> None:
     live = Live(ledger=a_ledger(), leaving={("llamacpp", "tiny")})
     for ask in (asked(), asked(resident=False), asked(**PATIENT)):
         assert admit(ask, a_fleet(mine(), live=live)) is Cause.COLD
     assert admit(asked(model="other"), a_fleet(mine(model="other"), live=live)) is None
 
 
-def test_a_cold_request_waits_for_no_other_load_unless_it_has_the_time():
+def test_a_cold_request_waits_for_no_other_load_unless_it_has_the_time() -> None:
     """Loads are serialised: until the one under way ends, the router may know a better place."""
     cold, other = mine(resident=False), mine(model="other", resident=False, loading=True, load_s=8.0)
     fleet = a_fleet(cold, other)
@@ -94,7 +94,7 @@ def test_a_cold_request_waits_for_no_other_load_unless_it_has_the_time():
     assert admit(ask, a_fleet(cold, a_row("a", model="other", loading=True, load_s=8.0))) is None
 
 
-def test_live_work_decides_over_what_was_published():
+def test_live_work_decides_over_what_was_published() -> None:
     ledger = a_ledger()
     fleet = a_fleet(mine(slots=1), live=Live(ledger=ledger))
     assert admit(asked(), fleet) is None
@@ -108,7 +108,7 @@ def test_live_work_decides_over_what_was_published():
     assert admit(asked(**PATIENT), fleet) is None
 
 
-def test_however_long_the_work_of_those_in_front_is_a_free_place_is_one():
+def test_however_long_the_work_of_those_in_front_is_a_free_place_is_one() -> None:
     ledger = a_ledger()
     fleet = a_fleet(mine(slots=4), live=Live(ledger=ledger))
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_however_long_the_work_of_those_in_front_is_a_free_place_is_one():
     assert admit(asked(), fleet) is Cause.QUEUE_FULL, "and one that will be free soon is none yet"
 
 
-def test_a_router_that_does_not_say_what_it_expects_is_refused_by_the_ceiling_alone():
+def test_a_router_that_does_not_say_what_it_expects_is_refused_by_the_ceiling_alone() -> None:
     ledger = a_ledger()
     fleet = a_fleet(mine(), live=Live(ledger=ledger))
     for busy in range(13):
@@ -127,7 +127,7 @@ def test_a_router_that_does_not_say_what_it_expects_is_refused_by_the_ceiling_al
         ledger.local.start("llamacpp", 60.0, NOW)
 
 
-def test_a_lower_class_leaves_the_room_of_those_before_it():
+def test_a_lower_class_leaves_the_room_of_those_before_it() -> None:
     ledger = a_ledger()
     fleet = a_fleet(mine(), live=Live(ledger=ledger))
     full = {RequestClass.INTERACTIVE: 12, RequestClass.BATCH: 11, RequestClass.BACKGROUND: 9}
@@ -138,7 +138,7 @@ def test_a_lower_class_leaves_the_room_of_those_before_it():
         ledger.local.start("llamacpp", 0.1, NOW)
 
 
-def test_what_came_in_is_booked_at_the_speed_of_its_row():
+def test_what_came_in_is_booked_at_the_speed_of_its_row() -> None:
     fleet = a_fleet(mine(pp=1000, tg=50))
     row = own_row(fleet, "llamacpp", "tiny")
     assert row is not None
@@ -151,7 +151,7 @@ def pin(endpoint: str, at_ms: int = NOW) -> Pin:
     return Pin(endpoint=endpoint, model="tiny", tokens=10, at_ms=at_ms)
 
 
-def test_sessions_are_found_until_they_age_out():
+def test_sessions_are_found_until_they_age_out() -> None:
     sessions = Sessions()
     key = session_key("chat-1", b"secret")
     sessions.pin(key, pin("a"))
@@ -160,7 +160,7 @@ def test_sessions_are_found_until_they_age_out():
     assert len(sessions) == 0
 
 
-def test_the_table_of_sessions_is_bounded():
+def test_the_table_of_sessions_is_bounded() -> None:
     sessions = Sessions(kept=10)
     for number in range(1000):
         sessions.pin(session_key(str(number), b"s"), pin(str(number)))
@@ -169,6 +169,6 @@ def test_the_table_of_sessions_is_bounded():
     assert sessions.find(session_key("1", b"s"), NOW) is None
 
 
-def test_a_session_key_depends_on_the_secret_and_hides_the_session():
+def test_a_session_key_depends_on_the_secret_and_hides_the_session() -> None:
     assert session_key("abc", b"one") != session_key("abc", b"two")
     assert len(session_key("a" * 128, b"x" * 64)) == 8

@@ -61,7 +61,7 @@ def work(ledger: Ledger) -> float:
     return 0.0 if owed is None else owed.work_s
 
 
-def test_prefill_ends_with_the_first_token_and_decode_with_the_request():
+def test_prefill_ends_with_the_first_token_and_decode_with_the_request() -> None:
     ledger = a_ledger()
     seq = ledger.reserve(a_choice(ROW, prefill_s=2.0, decode_s=3.0), NOW).seq
     assert work(ledger) == 5.0
@@ -74,7 +74,7 @@ def test_prefill_ends_with_the_first_token_and_decode_with_the_request():
     assert not ledger.owed
 
 
-def test_a_seen_row_of_this_process_life_covers_by_number():
+def test_a_seen_row_of_this_process_life_covers_by_number() -> None:
     ledger = a_ledger()
     first = ledger.reserve(a_choice(ROW), NOW)
     second = ledger.reserve(a_choice(ROW), NOW)
@@ -88,7 +88,7 @@ def test_a_seen_row_of_this_process_life_covers_by_number():
     assert not ledger.owed
 
 
-def test_a_seen_row_of_another_life_or_router_says_nothing_of_ours():
+def test_a_seen_row_of_another_life_or_router_says_nothing_of_ours() -> None:
     ledger = a_ledger()
     ledger.reserve(a_choice(ROW), NOW)
     for other in (
@@ -99,7 +99,7 @@ def test_a_seen_row_of_another_life_or_router_says_nothing_of_ours():
         assert ledger.owed[ROW.key].requests == 1
 
 
-def test_without_a_seen_row_a_picture_taken_after_arrival_covers():
+def test_without_a_seen_row_a_picture_taken_after_arrival_covers() -> None:
     ledger = a_ledger()
     ledger.reserve(a_choice(ROW), NOW, rtt_ms=20)
     ledger.cover(view_with(taken_ms=NOW + 19))
@@ -108,7 +108,7 @@ def test_without_a_seen_row_a_picture_taken_after_arrival_covers():
     assert not ledger.owed
 
 
-def test_a_reserved_load_counts_until_it_is_seen_loading():
+def test_a_reserved_load_counts_until_it_is_seen_loading() -> None:
     ledger = a_ledger()
     seq = ledger.reserve(a_choice(ROW, need_bytes=1000), NOW).seq
     ledger.cover(view_with(taken_ms=NOW + 5000, resident=False))
@@ -118,7 +118,7 @@ def test_a_reserved_load_counts_until_it_is_seen_loading():
     ledger.finish(seq)
 
 
-def test_work_on_the_own_host_goes_to_the_live_count():
+def test_work_on_the_own_host_goes_to_the_live_count() -> None:
     local = LocalWork()
     ledger = Ledger(MY_ID8, 7, local)
     seq = ledger.reserve(replace(a_choice(ROW), is_self=True), NOW).seq
@@ -128,7 +128,7 @@ def test_work_on_the_own_host_goes_to_the_live_count():
     assert local.in_flight("llamacpp") == 0
 
 
-def test_numbers_are_counted_per_target_node():
+def test_numbers_are_counted_per_target_node() -> None:
     ledger = a_ledger()
     other = a_row("b")
     numbers = [ledger.reserve(a_choice(row), NOW).route_seq for row in (ROW, other, ROW)]
@@ -142,7 +142,7 @@ _steps = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(_steps, st.integers(0, 2**32))
-def test_the_ledger_is_empty_after_any_interleaving(steps, seed):
+def test_the_ledger_is_empty_after_any_interleaving(steps, seed) -> None:
     ledger, rng = a_ledger(), Random(seed)
     choice = a_choice(ROW, need_bytes=10)
     own = replace(choice, is_self=True, endpoint="me/llamacpp")
@@ -171,7 +171,7 @@ def test_the_ledger_is_empty_after_any_interleaving(steps, seed):
     assert ledger.local.in_flight("llamacpp") == 0
 
 
-def test_local_work_counts_what_is_left_and_what_waits():
+def test_local_work_counts_what_is_left_and_what_waits() -> None:
     local = LocalWork()
     first = local.start("e", 10.0, NOW)
     local.start("e", 10.0, NOW)
@@ -184,14 +184,14 @@ def test_local_work_counts_what_is_left_and_what_waits():
     assert local.work_s("e", 2, NOW) == 14.0
 
 
-def test_foreign_requests_count_at_the_mean_of_ours():
+def test_foreign_requests_count_at_the_mean_of_ours() -> None:
     local = LocalWork()
     local.start("e", 6.0, NOW)
     assert local.work_s("e", 1, NOW, foreign=2) == 18.0
     assert LocalWork().work_s("e", 1, NOW, foreign=2) == 0.0
 
 
-def test_seen_lists_the_newest_routers_first_and_forgets_idle_ones():
+def test_seen_lists_the_newest_routers_first_and_forgets_idle_ones() -> None:
     local = LocalWork()
     for number in range(20):
         local.accepted(Id8(bytes([number]) * 8), 1, 5, NOW + number)
@@ -202,7 +202,7 @@ def test_seen_lists_the_newest_routers_first_and_forgets_idle_ones():
     assert local.seen(NOW + 31_000) == ()
 
 
-def test_a_router_that_restarted_starts_a_new_count():
+def test_a_router_that_restarted_starts_a_new_count() -> None:
     local = LocalWork()
     local.accepted(MY_ID8, 1, 900, NOW)
     local.accepted(MY_ID8, 2, 1, NOW)

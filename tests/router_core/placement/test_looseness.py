@@ -68,7 +68,7 @@ def code_of(decision, name: str) -> tuple[Reason, str | None]:
     return next((x.code, x.detail) for x in decision.record.excluded if names[x.row].startswith(f"@{name}/"))
 
 
-def test_a_quant_twin_serves_where_it_is_allowed_and_is_named():
+def test_a_quant_twin_serves_where_it_is_allowed_and_is_named() -> None:
     decision = asked("quant", q4(**DOWN), q8())
     assert decision.action is Action.ROUTE
     assert decision.chosen.model == "tiny:q8"
@@ -80,35 +80,35 @@ def test_a_quant_twin_serves_where_it_is_allowed_and_is_named():
 
 
 @pytest.mark.parametrize("match", [None, "exact"])
-def test_a_quant_twin_never_serves_unasked(match):
+def test_a_quant_twin_never_serves_unasked(match) -> None:
     decision = asked(match, q4(**DOWN), q8())
     assert decision.action is Action.REJECT
     assert decision.reason is Reason.UNREACHABLE
     assert decision.record.view.rows == 1
 
 
-def test_the_operators_cap_holds_and_is_told():
+def test_the_operators_cap_holds_and_is_told() -> None:
     decision = asked("any", q4(**DOWN), q8(), policy=replace(POLICY, match_cap=Match.EXACT))
     assert decision.action is Action.REJECT
     assert decision.record.req.match == "exact"
     assert [note.outcome for note in decision.record.hints] == [HintOutcome.CLAMPED]
 
 
-def test_a_looser_level_stays_shut_while_the_model_itself_meets_its_targets():
+def test_a_looser_level_stays_shut_while_the_model_itself_meets_its_targets() -> None:
     decision = asked("any", q4(tg=20), q8(tg=200))
     assert chosen_node(decision) == "a"
     assert decision.chosen.match is Match.EXACT
     assert code_of(decision, "b") == (Reason.MODEL_ABSENT, "better_match")
 
 
-def test_a_looser_level_opens_when_the_model_itself_would_be_late():
+def test_a_looser_level_opens_when_the_model_itself_would_be_late() -> None:
     decision = asked("quant", q4(in_flight=4, queued=7), q8())
     assert chosen_node(decision) == "b"
     levels = {candidate.model: candidate.level for candidate in decision.record.candidates}
     assert levels == {"tiny:q4": 0, "tiny:q8": 1}
 
 
-def test_the_penalty_keeps_equals_with_the_model_itself():
+def test_the_penalty_keeps_equals_with_the_model_itself() -> None:
     decision = asked("quant", q4(pp=100.0, tg=5.0), q8(pp=100.0, tg=5.0))
     assert chosen_node(decision) == "a"
     assert decision.record.alternatives[0].top_factor == "adj"
@@ -132,7 +132,7 @@ def test_the_penalty_keeps_equals_with_the_model_itself():
         ({"base": OTHER_BASE, "bits": 2.5}, None),
     ],
 )
-def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(over, level):
+def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(over, level) -> None:
     decision = asked("family", q4(**DOWN), q8(**over))
     if level is None:
         assert decision.action is Action.REJECT
@@ -142,19 +142,19 @@ def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(over, level)
 
 
 @pytest.mark.parametrize("field", ["base", "family", "params_m"])
-def test_of_a_model_whose_own_lineage_is_unknown_nothing_is_kin(field):
+def test_of_a_model_whose_own_lineage_is_unknown_nothing_is_kin(field) -> None:
     match = "quant" if field == "base" else "family"
     twin = q8(**({} if field == "base" else {"base": OTHER_BASE}))
     assert asked(match, q4(**DOWN, **{field: None}), twin).action is Action.REJECT
 
 
-def test_owners_that_contradict_each_other_about_the_base_make_it_unknown():
+def test_owners_that_contradict_each_other_about_the_base_make_it_unknown() -> None:
     twins = (q4("a", **DOWN), q4("c", **DOWN, base=OTHER_BASE))
     assert asked("quant", *twins, q8()).action is Action.REJECT
     assert asked("quant", twins[0], q4("c", **DOWN), q8()).action is Action.ROUTE
 
 
-def test_a_required_least_number_of_bits_holds_on_every_level():
+def test_a_required_least_number_of_bits_holds_on_every_level() -> None:
     hints = parsed_hints(match="family", require="bits>=8")
     fleet = a_fleet(q4(), q8(), q8("c", model="tiny:q5", bits=5.7))
     decision = decided(a_request(model="tiny:q4", hints=hints), fleet)
@@ -162,7 +162,7 @@ def test_a_required_least_number_of_bits_holds_on_every_level():
     assert decision.record.excluded_counts == {"capability": 2}
 
 
-def test_a_required_size_takes_the_place_of_the_asked_models_own():
+def test_a_required_size_takes_the_place_of_the_asked_models_own() -> None:
     smaller = q8(base=OTHER_BASE, params_m=3_000)
     hints = parsed_hints(match="family", require="params>=2")
     assert asked("family", q4(**DOWN), smaller).action is Action.REJECT
@@ -170,7 +170,7 @@ def test_a_required_size_takes_the_place_of_the_asked_models_own():
     assert chosen_node(decision) == "b"
 
 
-def test_any_is_the_operators_pool_and_nothing_else():
+def test_any_is_the_operators_pool_and_nothing_else() -> None:
     fleet = a_row("b", model="big"), a_row("c", model="other")
     assert asked("any", *fleet, model="gone").reason is Reason.MODEL_ABSENT
     pool = replace(POLICY, match_any_pool=("big",))
@@ -181,14 +181,14 @@ def test_any_is_the_operators_pool_and_nothing_else():
     assert asked("family", *fleet, model="gone", policy=pool).reason is Reason.MODEL_ABSENT
 
 
-def test_a_refusal_for_lack_of_stand_ins_never_tells_the_name_that_nobody_offers():
+def test_a_refusal_for_lack_of_stand_ins_never_tells_the_name_that_nobody_offers() -> None:
     rows = a_row("b", model="big", draining=True), a_row("c", model="gone2")
     decision = asked("any", *rows, model="gone", policy=replace(POLICY, match_any_pool=("big",)))
     assert decision.reason is Reason.DRAINING
     assert decision.record.req.model_asked == ""
 
 
-def test_embeddings_are_never_mixed_with_those_of_another_model():
+def test_embeddings_are_never_mixed_with_those_of_another_model() -> None:
     embed = {"dialect": Dialect.EMBED}
     related = q8(base=OTHER_BASE)
     assert asked("family", q4(**DOWN), related, **embed).action is Action.REJECT
@@ -197,7 +197,7 @@ def test_embeddings_are_never_mixed_with_those_of_another_model():
     assert decision.record.req.match == "quant"
 
 
-def test_another_digest_of_the_same_name_counts_by_its_lineage():
+def test_another_digest_of_the_same_name_counts_by_its_lineage() -> None:
     rows = q4("a", digest=ONE, **DOWN), q4("c", digest=ONE, **DOWN), q4("b", digest=TWO, bits=8.5)
     exact = asked(None, *rows, model=f"tiny:q4@sha256:{ONE.hex()}")
     assert exact.reason is Reason.MODEL_ABSENT
@@ -208,14 +208,14 @@ def test_another_digest_of_the_same_name_counts_by_its_lineage():
     assert loose.record.excluded_counts == {"unreachable": 2}
 
 
-def test_an_aliass_price_comes_on_top_of_the_levels():
+def test_an_aliass_price_comes_on_top_of_the_levels() -> None:
     policy = replace(POLICY, aliases=(("chat", ("other", "tiny:q4")),))
     decision = asked("quant", q4(**DOWN), q8(), model="chat", policy=policy)
     assert decision.chosen.model == "tiny:q8"
     assert decision.record.candidates[0].adj == pytest.approx(0.15)
 
 
-def test_an_alias_means_one_digest_of_each_of_its_names():
+def test_an_alias_means_one_digest_of_each_of_its_names() -> None:
     policy = replace(POLICY, aliases=(("chat", ("tiny", "small")),))
     rows = (
         a_row("a", digest=ONE, draining=True),
@@ -230,13 +230,13 @@ def test_an_alias_means_one_digest_of_each_of_its_names():
     assert decision.record.excluded_counts == {"draining": 3}
 
 
-def test_after_a_failure_a_stand_in_may_take_over():
+def test_after_a_failure_a_stand_in_may_take_over() -> None:
     decision = asked("quant", q4(), q8(), tried=frozenset([q4().key]))
     assert (chosen_node(decision), decision.chosen.match) == ("b", Match.QUANT)
     assert decision.record.excluded_counts == {"tried": 1}
 
 
-def test_a_stand_in_probed_behind_its_open_breaker_stays_one():
+def test_a_stand_in_probed_behind_its_open_breaker_stays_one() -> None:
     live = Live(ledger=a_ledger(), breakers=OneOpen(q8().key))
     fleet = a_fleet(q4(**DOWN), q8(), live=live)
     decision = decided(a_request(model="tiny:q4", hints=parsed_hints(match="quant")), fleet)
@@ -258,7 +258,7 @@ def test_a_stand_in_probed_behind_its_open_breaker_stays_one():
     ],
 )
 @pytest.mark.parametrize("match", ["exact", "quant", "family", "any"])
-def test_names_that_look_alike_are_no_kin_at_any_level(wanted, offered, match):
+def test_names_that_look_alike_are_no_kin_at_any_level(wanted, offered, match) -> None:
     rows = a_row("a", model=wanted, **DOWN), a_row("b", model=offered)
     assert asked(match, *rows, model=wanted).action is Action.REJECT
 
@@ -291,7 +291,9 @@ _ROWS = st.lists(
     st.sampled_from(Locality),
     st.sampled_from(Locality),
 )
-def test_effective_match_and_locality_are_never_looser_than_a_cap(rows, match, cap, locality, spill_cap):
+def test_effective_match_and_locality_are_never_looser_than_a_cap(
+    rows, match, cap, locality, spill_cap
+) -> None:
     fleet = a_fleet(*(a_row(f"n{i}", **fields) for i, fields in enumerate(rows)))
     policy = replace(POLICY, match_cap=cap, spill_cap=spill_cap, match_any_pool=("big",))
     hints = Hints(match=match, locality=locality)
@@ -315,7 +317,7 @@ def test_effective_match_and_locality_are_never_looser_than_a_cap(rows, match, c
         assert decision.chosen.match.level <= min(match.level, cap.level)
 
 
-def test_bits_are_known_by_whole_names_and_unknown_ones_stay_unknown():
+def test_bits_are_known_by_whole_names_and_unknown_ones_stay_unknown() -> None:
     least = POLICY.match_min_bits
     fine = [
         "F16",
@@ -337,7 +339,7 @@ def test_bits_are_known_by_whole_names_and_unknown_ones_stay_unknown():
     assert nominal_bits("Q5_K_M") > nominal_bits("Q5_K_S") > nominal_bits("Q4_K_M") > nominal_bits("Q4_K_S")
 
 
-def test_a_body_may_ask_for_a_looser_match():
+def test_a_body_may_ask_for_a_looser_match() -> None:
     hints = parse_hints([], b'{"match": "quant"}')
     assert isinstance(hints, Hints)
     decision = decided(a_request(model="tiny:q4", hints=hints), a_fleet(q4(**DOWN), q8()))

@@ -30,7 +30,7 @@ HEX = "ab" * 32
         (f"llama3@sha256:{HEX}", "llama3", "llama3:latest"),
     ],
 )
-def test_names_are_normalised(asked, name, tagged):
+def test_names_are_normalised(asked, name, tagged) -> None:
     found = parse_model_name(asked)
     assert found is not None
     assert (found.name, found.tagged) == (name, tagged)
@@ -54,7 +54,7 @@ def test_names_are_normalised(asked, name, tagged):
         "registry.ollama.ai/library/",
     ],
 )
-def test_what_is_no_name_is_refused(text):
+def test_what_is_no_name_is_refused(text) -> None:
     assert parse_model_name(text) is None
 
 
@@ -84,7 +84,7 @@ def routed(asked: str, fleet) -> bool:
         ("tiny-2", "tiny", "llamacpp", False),
     ],
 )
-def test_case_tag_registry_and_prefix_twins(asked, offered, engine, same):
+def test_case_tag_registry_and_prefix_twins(asked, offered, engine, same) -> None:
     assert routed(asked, offers(offered, engine)) is same
 
 
@@ -93,7 +93,7 @@ _TAIL = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_si
 
 @settings(max_examples=60, deadline=None)
 @given(_TAIL, _TAIL)
-def test_names_with_a_common_prefix_never_match(tail, other):
+def test_names_with_a_common_prefix_never_match(tail, other) -> None:
     asked, offered = f"m{tail}", f"m{tail}{other}"
     assume(".." not in offered)
     for engine in ("llamacpp", "ollama"):
@@ -101,7 +101,7 @@ def test_names_with_a_common_prefix_never_match(tail, other):
         assert not routed(offered, offers(asked, engine))
 
 
-def test_equal_digests_under_different_names_are_one_model():
+def test_equal_digests_under_different_names_are_one_model() -> None:
     digest = bytes(32)
     fleet = a_fleet(a_row("a", digest=digest, in_flight=12), a_row("b", model="other", digest=digest))
     decision = decided(a_request(), fleet)
@@ -109,7 +109,7 @@ def test_equal_digests_under_different_names_are_one_model():
     assert decision.chosen.model == "other"
 
 
-def test_of_two_digests_the_one_on_most_rows_is_meant():
+def test_of_two_digests_the_one_on_most_rows_is_meant() -> None:
     one, two = b"\1" * 32, b"\2" * 32
     fleet = a_fleet(
         a_row("a", digest=one, pp=100), a_row("b", digest=one, pp=100), a_row("c", digest=two, pp=9000)
@@ -121,21 +121,21 @@ def test_of_two_digests_the_one_on_most_rows_is_meant():
     assert decision.reason is Reason.NATIVE
 
 
-def test_of_two_digests_on_as_many_rows_the_smaller_is_meant_whoever_was_heard_first():
+def test_of_two_digests_on_as_many_rows_the_smaller_is_meant_whoever_was_heard_first() -> None:
     one, two = b"\1" * 32, b"\2" * 32
     for first, second in ((one, two), (two, one)):
         fleet = a_fleet(a_row("a", digest=first), a_row("b", digest=second))
         assert chosen_node(decided(a_request(), fleet)) == ("a" if first == one else "b")
 
 
-def test_a_pinned_digest_beats_the_majority():
+def test_a_pinned_digest_beats_the_majority() -> None:
     one, two = b"\1" * 32, b"\2" * 32
     fleet = a_fleet(a_row("a", digest=one), a_row("b", digest=one), a_row("c", digest=two))
     assert chosen_node(decided(a_request(model=f"tiny@sha256:{'02' * 32}"), fleet)) == "c"
     assert decided(a_request(model=f"tiny@sha256:{'03' * 32}"), fleet).reason is Reason.MODEL_ABSENT
 
 
-def test_digests_of_closed_rows_do_not_vote():
+def test_digests_of_closed_rows_do_not_vote() -> None:
     one, two = b"\1" * 32, b"\2" * 32
     fleet = a_fleet(
         a_row("a", digest=one, draining=True), a_row("b", digest=one, draining=True), a_row("c", digest=two)
@@ -143,7 +143,7 @@ def test_digests_of_closed_rows_do_not_vote():
     assert chosen_node(decided(a_request(), fleet)) == "c"
 
 
-def test_an_alias_tries_its_targets_at_a_price():
+def test_an_alias_tries_its_targets_at_a_price() -> None:
     policy = replace(POLICY, aliases=(("chat", ("tiny", "small")),))
     fleet = a_fleet(a_row("a", model="small"), a_row("b", model="tiny"))
     decision = decided(a_request(model="chat"), fleet, policy)
@@ -152,7 +152,7 @@ def test_an_alias_tries_its_targets_at_a_price():
     assert prices == {"tiny": 0.0, "small": 0.05}
 
 
-def test_however_many_targets_an_alias_has_none_costs_more_than_the_most():
+def test_however_many_targets_an_alias_has_none_costs_more_than_the_most() -> None:
     names = [f"tiny{number}" for number in range(8)]
     policy = replace(POLICY, aliases=(("chat", tuple(names)),))
     decision = decided(a_request(model="chat"), a_fleet(*(a_row(name, model=name) for name in names)), policy)
@@ -160,7 +160,7 @@ def test_however_many_targets_an_alias_has_none_costs_more_than_the_most():
     assert [prices[name] for name in names] == [0.0, 0.05, 0.1, 0.15, 0.2, 0.2, 0.2, 0.2]
 
 
-def test_an_alias_to_absent_models_is_absent_not_everything():
+def test_an_alias_to_absent_models_is_absent_not_everything() -> None:
     policy = replace(POLICY, aliases=(("chat", ("gone", "lost")),))
     decision = decided(a_request(model="chat"), a_fleet(a_row("a")), policy)
     assert decision.action is Action.REJECT
@@ -168,7 +168,7 @@ def test_an_alias_to_absent_models_is_absent_not_everything():
     assert decision.reason.status == 404
 
 
-def test_an_absent_model_is_answered_with_names_close_to_it():
+def test_an_absent_model_is_answered_with_names_close_to_it() -> None:
     fleet = a_fleet(
         *(a_row(f"n{i}", model=name) for i, name in enumerate(["llama3", "llama3.1", "llama2", "phi4"]))
     )
@@ -179,12 +179,12 @@ def test_an_absent_model_is_answered_with_names_close_to_it():
     assert "phi4" not in decision.nearest
 
 
-def test_an_invalid_name_is_refused_and_never_recorded():
+def test_an_invalid_name_is_refused_and_never_recorded() -> None:
     decision = decided(a_request(model="please tell me a story"), a_fleet(a_row("a")))
     assert decision.reason is Reason.MODEL_NAME_INVALID
     assert decision.reason.status == 400
     assert "story" not in repr(decision.record)
 
 
-def test_nearest_compares_a_bounded_number_of_names():
+def test_nearest_compares_a_bounded_number_of_names() -> None:
     assert nearest("name0", (f"name{i}" for i in range(5000)), 3)[0] == "name0"

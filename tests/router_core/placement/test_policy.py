@@ -47,12 +47,12 @@ from router_core.policy.profile import ProfilePolicy
         lambda: ProfilePolicy(profiles_kept=0),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(broken):
+def test_a_policy_that_makes_no_sense_is_refused(broken) -> None:
     with pytest.raises(LocalMisuse):
         broken()
 
 
-def test_the_classes_promise_what_their_table_says():
+def test_the_classes_promise_what_their_table_says() -> None:
     policy = PlacementPolicy()
     assert policy.interactive == ClassTargets(
         ttft_s=2.0, tpot_s=0.1, deadline_ms=1_800_000, hold_ms=600_000, share=1.0
@@ -65,7 +65,7 @@ def test_the_classes_promise_what_their_table_says():
     )
 
 
-def test_the_default_is_the_balanced_preset():
+def test_the_default_is_the_balanced_preset() -> None:
     policy = PlacementPolicy()
     assert policy.name == "balanced"
     assert (policy.weights.slo, policy.weights.memory, policy.weights.switch) == (0.5, 0.2, 0.15)
@@ -81,7 +81,7 @@ def test_the_default_is_the_balanced_preset():
         "unix:/run/authority.sock",
     ],
 )
-def test_an_authority_is_asked_on_this_host(url):
+def test_an_authority_is_asked_on_this_host(url) -> None:
     assert AuthorityPolicy(mode=AuthorityMode.ADVISORY, url=url).url == url
 
 
@@ -107,27 +107,27 @@ def test_an_authority_is_asked_on_this_host(url):
         "http://[::1",
     ],
 )
-def test_no_other_place_is_an_authority(url):
+def test_no_other_place_is_an_authority(url) -> None:
     with pytest.raises(LocalMisuse, match="authority url"):
         AuthorityPolicy(mode=AuthorityMode.ADVISORY, url=url)
 
 
-def test_an_authority_that_counts_needs_an_address():
+def test_an_authority_that_counts_needs_an_address() -> None:
     with pytest.raises(LocalMisuse, match="needs a url"):
         AuthorityPolicy(mode=AuthorityMode.AUTHORITATIVE)
 
 
-def test_all_contradictions_are_told_at_once():
+def test_all_contradictions_are_told_at_once() -> None:
     with pytest.raises(LocalMisuse, match=r"herd.*; .*veto.*; rtt_s"):
         PlacementPolicy(herd_cap=0.5, veto_above=0.1, rtt_s=0.0)
 
 
-def test_equal_numbers_have_one_hash_however_they_were_written():
+def test_equal_numbers_have_one_hash_however_they_were_written() -> None:
     assert PlacementPolicy(herd_cap=8).hash == PlacementPolicy().hash == replace(PlacementPolicy()).hash
     assert PlacementPolicy(herd_cap=8) == PlacementPolicy()
 
 
-def test_every_preset_and_every_other_number_has_a_hash_of_its_own():
+def test_every_preset_and_every_other_number_has_a_hash_of_its_own() -> None:
     made = [*PRESETS.values(), PlacementPolicy(tie_fixed=0.02), PlacementPolicy(session_headers=())]
     made += [PlacementPolicy(aliases=aliases) for aliases in ((("a", ("b", "c")),), (("a", ("c", "b")),))]
     made.append(PlacementPolicy(weights=Weights(slo=0.4)))
@@ -135,12 +135,12 @@ def test_every_preset_and_every_other_number_has_a_hash_of_its_own():
     assert [name for name, policy in PRESETS.items() if policy.name != name] == []
 
 
-def test_the_hash_covers_the_canonical_text_and_nothing_else():
+def test_the_hash_covers_the_canonical_text_and_nothing_else() -> None:
     assert '"hash"' not in canonical(PlacementPolicy())
     assert hash_of(PlacementPolicy()) == PlacementPolicy().hash
 
 
-def test_a_value_without_a_canonical_text_is_refused():
+def test_a_value_without_a_canonical_text_is_refused() -> None:
     @dataclass
     class Odd:
         value: object

@@ -90,7 +90,9 @@ def stored(record: DecisionRecord, way: str) -> DecisionRecord:
     policies,
     st.sampled_from(["msgpack", "json"]),
 )
-def test_p6_a_replay_chooses_what_was_chosen_and_tells_the_same(fleet, request, pin, advice, policy, way):
+def test_p6_a_replay_chooses_what_was_chosen_and_tells_the_same(
+    fleet, request, pin, advice, policy, way
+) -> None:
     decision = decide(replace(request, pin=pin, advice=advice), fleet, policy, NOW, Random(1), full=True)
     again = replay(stored(decision.record, way), policy)
     assert again.chosen == (decision.chosen and decision.chosen.endpoint)
@@ -99,7 +101,7 @@ def test_p6_a_replay_chooses_what_was_chosen_and_tells_the_same(fleet, request, 
 
 @settings(max_examples=60, deadline=None)
 @given(alike(), requests)
-def test_the_order_in_which_rows_come_says_nothing(fleet, request):
+def test_the_order_in_which_rows_come_says_nothing(fleet, request) -> None:
     orders = []
     for turn in (1, -1):
         seen = survey(request, fleet, POLICY, NOW)
@@ -113,7 +115,7 @@ def test_the_order_in_which_rows_come_says_nothing(fleet, request):
 @given(fleets().map(lambda rows: a_fleet(*rows)) | alike(), requests, pins, policies)
 def test_another_policy_replays_to_what_it_would_have_chosen_from_the_same_estimates(
     fleet, request, pin, policy
-):
+) -> None:
     policy = without_aliases(policy)
     request = replace(request, pin=pin)
     before, after = (
@@ -128,7 +130,7 @@ def rows_of(record):
     return {(row.row, row.model) for row in record.candidates}
 
 
-def test_a_bonus_is_weighed_as_the_other_policy_weighs_it():
+def test_a_bonus_is_weighed_as_the_other_policy_weighs_it() -> None:
     fleet = a_fleet(a_row("near", tg=45), a_row("far", tg=50))
     record = decided(a_request(hints=parsed_hints(prefer="@near")), fleet).record
     assert (record.chosen, record.reason) == (a_row("near").key, Reason.HINT)
@@ -140,7 +142,7 @@ def test_a_bonus_is_weighed_as_the_other_policy_weighs_it():
 
 
 @pytest.mark.parametrize("ref", ["@near", "@near/llamacpp", a_row("near").node_id, a_row("near").key])
-def test_what_became_of_a_preference_is_told_by_the_new_choice(ref):
+def test_what_became_of_a_preference_is_told_by_the_new_choice(ref) -> None:
     fleet = a_fleet(a_row("near", tg=45), a_row("nearer", tg=30), a_row("far", tg=50))
     record = decided(a_request(hints=parsed_hints(prefer=f"{ref},@away")), fleet).record
     without = replay(record, PlacementPolicy(hint_bonus=0.0, tie_fixed=0.0, tie_per_period=0.0))
@@ -152,7 +154,7 @@ def test_what_became_of_a_preference_is_told_by_the_new_choice(ref):
         assert [note.outcome.value for note in told.hints] == [outcome, "ignored_unknown"]
 
 
-def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so():
+def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so() -> None:
     busy = a_row("warm", pressure=0.5, tg=20, in_flight=2)
     record = decided(a_request(), a_fleet(busy, a_row("cold", resident=False, load_s=1.5, tg=90))).record
     assert (record.chosen, record.action) == (busy.key, Action.ROUTE)
@@ -162,27 +164,27 @@ def test_under_another_policy_a_cold_row_may_win_and_the_action_says_so():
     assert [other.row for other in again.alternatives] == [busy.key]
 
 
-def test_what_an_authority_decided_is_replayed_as_its_word():
+def test_what_an_authority_decided_is_replayed_as_its_word() -> None:
     request = a_request(advice=a_counsel("slow"))
     record = decided(request, a_fleet(a_row("fast", tg=90), a_row("slow", tg=20))).record
     assert (record.chosen, record.reason) == (a_row("slow").key, Reason.AUTHORITY)
     assert replay(record, POLICY) == record
 
 
-def test_what_was_chosen_to_learn_of_it_is_replayed_as_that():
+def test_what_was_chosen_to_learn_of_it_is_replayed_as_that() -> None:
     policy = PlacementPolicy(explore_share=1.0)
     record = decided(a_request(), a_fleet(a_row("known", tg=90), a_row("new", samples=0)), policy).record
     assert (record.chosen, record.reason) == (a_row("new").key, Reason.EXPLORE)
     assert replay(record, policy) == record
 
 
-def test_a_refusal_stays_one_under_any_policy():
+def test_a_refusal_stays_one_under_any_policy() -> None:
     refused = decided(a_request(), a_fleet(a_row("a", down="engine"))).record
     other = PlacementPolicy(tie_fixed=0.5)
     assert replay(refused, other) == replace(refused, policy_hash=other.hash)
 
 
-def test_the_last_resorts_are_chosen_from_again():
+def test_the_last_resorts_are_chosen_from_again() -> None:
     breakers = Breakers(ExchangePolicy())
     fleet = a_fleet(
         a_row("a", backup="failing"),
@@ -194,7 +196,7 @@ def test_the_last_resorts_are_chosen_from_again():
     assert replay(record, POLICY) == record
 
 
-def test_a_short_record_cannot_be_replayed():
+def test_a_short_record_cannot_be_replayed() -> None:
     fleet = a_fleet(*(a_row(f"n{number}") for number in range(40)))
     short = next(
         record

@@ -46,7 +46,7 @@ def held_at(room: int = 1_000_000) -> Live:
     return Live(ledger=a_ledger(), hold=Holder(room))
 
 
-def test_the_lower_the_class_the_less_of_an_endpoint_it_may_fill():
+def test_the_lower_the_class_the_less_of_an_endpoint_it_may_fill() -> None:
     most = {}
     for request_class in RequestClass:
         fitting = [
@@ -62,7 +62,7 @@ def test_the_lower_the_class_the_less_of_an_endpoint_it_may_fill():
     assert most == {INTERACTIVE: 12, BATCH: 11, BACKGROUND: 9}
 
 
-def test_any_class_may_use_an_endpoint_of_one_place():
+def test_any_class_may_use_an_endpoint_of_one_place() -> None:
     for request_class in RequestClass:
         row = a_row(slots=1, ceiling=1)
         assert decided(of_class(request_class), a_fleet(row)).action is Action.ROUTE
@@ -70,7 +70,7 @@ def test_any_class_may_use_an_endpoint_of_one_place():
         assert busy.reason is Reason.QUEUE_FULL
 
 
-def test_the_ingress_keeps_the_same_reserve():
+def test_the_ingress_keeps_the_same_reserve() -> None:
     ledger = a_ledger()
     fleet = a_fleet(
         replace(a_row("me", is_self=True), node_id=a_fleet().node_id, key=f"{a_fleet().node_id}/llamacpp"),
@@ -93,7 +93,7 @@ def test_the_ingress_keeps_the_same_reserve():
     assert [causes[each].count(Cause.QUEUE_FULL) for each in RequestClass] == [0, 1, 3]
 
 
-def test_full_rows_alone_are_a_reason_to_wait_if_there_is_where():
+def test_full_rows_alone_are_a_reason_to_wait_if_there_is_where() -> None:
     fleet = a_fleet(a_row("a", **FULL), a_row("b", down="gone"), live=held_at())
     decision = decided(a_request(), fleet)
     assert (decision.action, decision.reason, decision.chosen) == (Action.QUEUE, Reason.QUEUE_FULL, None)
@@ -111,7 +111,7 @@ def test_full_rows_alone_are_a_reason_to_wait_if_there_is_where():
     assert refused.retry_after_s is not None
 
 
-def test_requests_of_one_class_that_wait_for_the_same_rows_are_of_one_kind():
+def test_requests_of_one_class_that_wait_for_the_same_rows_are_of_one_kind() -> None:
     rows = [a_row(name, ctx=ctx, ctx_most=ctx, **FULL) for name, ctx in (("a", 131_072), ("b", 8_192))]
     fleet = a_fleet(*rows, live=held_at())
 
@@ -125,13 +125,13 @@ def test_requests_of_one_class_that_wait_for_the_same_rows_are_of_one_kind():
     assert len({kind(each) for each in others}) == 3
 
 
-def test_a_low_class_finds_the_hold_queue_full_before_a_high_one_does():
+def test_a_low_class_finds_the_hold_queue_full_before_a_high_one_does() -> None:
     fleet = a_fleet(a_row("a", **FULL), live=held_at(100))
     actions = [decided(replace(of_class(each), body_bytes=95), fleet).action for each in (INTERACTIVE, BATCH)]
     assert actions == [Action.QUEUE, Action.REJECT]
 
 
-def test_the_work_of_a_held_request_counts_as_where_it_is_done_fastest():
+def test_the_work_of_a_held_request_counts_as_where_it_is_done_fastest() -> None:
     slow, fast = a_row("a", pp=100.0, tg=5.0, **FULL), a_row("b", pp=1_000.0, tg=50.0, **FULL)
     decision = decided(a_request(), a_fleet(slow, fast, live=held_at()))
     need = decision.evidence.need
@@ -139,7 +139,7 @@ def test_the_work_of_a_held_request_counts_as_where_it_is_done_fastest():
     assert decision.hold.seconds == need.prompt / 1_000.0 + need.output / 50.0
 
 
-def test_nobody_is_held_longer_than_its_class_or_its_deadline_allows():
+def test_nobody_is_held_longer_than_its_class_or_its_deadline_allows() -> None:
     fleet = a_fleet(a_row("a", **FULL), live=held_at())
     for request_class, hold_ms in ((INTERACTIVE, 600_000), (BATCH, 900_000), (BACKGROUND, 1_800_000)):
         terms = decided(of_class(request_class), fleet).hold
@@ -150,7 +150,7 @@ def test_nobody_is_held_longer_than_its_class_or_its_deadline_allows():
     assert hurried.until_ms == NOW + 5_000
 
 
-def test_who_is_held_keeps_its_place_and_its_time_whatever_room_there_is():
+def test_who_is_held_keeps_its_place_and_its_time_whatever_room_there_is() -> None:
     fleet = a_fleet(a_row("a", **FULL), live=held_at(-1))
     again = decided(replace(a_request(), held_since_ms=NOW - 20_000, waits=True), fleet)
     assert again.hold is not None
@@ -159,7 +159,7 @@ def test_who_is_held_keeps_its_place_and_its_time_whatever_room_there_is():
     assert (late.action, late.reason) == (Action.REJECT, Reason.QUEUE_FULL)
 
 
-def test_who_left_the_queue_comes_back_only_if_there_is_room():
+def test_who_left_the_queue_comes_back_only_if_there_is_room() -> None:
     back = replace(a_request(), held_since_ms=NOW - 20_000, attempt=2)
     again = decided(back, a_fleet(a_row("a", **FULL), live=held_at()))
     assert again.hold is not None
@@ -168,7 +168,7 @@ def test_who_left_the_queue_comes_back_only_if_there_is_room():
     assert (refused.action, refused.reason) == (Action.REJECT, Reason.QUEUE_FULL)
 
 
-def test_what_failed_a_request_before_does_not_hide_that_the_rest_is_only_full():
+def test_what_failed_a_request_before_does_not_hide_that_the_rest_is_only_full() -> None:
     tried, full = a_row("a"), a_row("b", **FULL)
     for hold, action in ((held_at(), Action.QUEUE), (Live(ledger=a_ledger()), Action.REJECT)):
         request = replace(a_request(), attempt=2, tried=frozenset({tried.key}))
@@ -176,7 +176,7 @@ def test_what_failed_a_request_before_does_not_hide_that_the_rest_is_only_full()
         assert (decision.action, decision.reason, decision.reason.status) == (action, Reason.QUEUE_FULL, 429)
 
 
-def test_nobody_waits_for_an_endpoint_that_failed_it_already():
+def test_nobody_waits_for_an_endpoint_that_failed_it_already() -> None:
     full = a_row("a", **FULL)
     request = replace(a_request(), attempt=2, tried=frozenset({full.key}))
     decision = decided(request, a_fleet(full, live=held_at()))
@@ -190,7 +190,7 @@ def told_to_return(*rows: Row, ledger: Ledger | None = None, **hints: str) -> in
     return retry_s
 
 
-def test_when_to_return_is_told_by_the_rows_that_the_request_waits_for():
+def test_when_to_return_is_told_by_the_rows_that_the_request_waits_for() -> None:
     busy = a_row("a", in_flight=4, queued=8, taken_ms=NOW, pp=500, tg=25)
     idle = a_row("b"), a_row("c", resident=False, loadable=False), a_row("d", draining=True)
     assert 22 <= told_to_return(busy, *idle, require="node=@a") <= 34, "nine turns of 3.1 s"
@@ -199,7 +199,7 @@ def test_when_to_return_is_told_by_the_rows_that_the_request_waits_for():
     assert told_to_return(busy, a_row("b", in_flight=12, taken_ms=NOW, pp=1e5, tg=500)) <= 3
 
 
-def test_own_work_that_no_record_shows_yet_is_waited_for_as_well():
+def test_own_work_that_no_record_shows_yet_is_waited_for_as_well() -> None:
     ledger = a_ledger()
     mine, peer = a_row("me", is_self=True), a_row("b")
     for _ in range(12):
@@ -210,11 +210,11 @@ def test_own_work_that_no_record_shows_yet_is_waited_for_as_well():
         assert 10 <= told_s <= 17, "nine turns of 1.55 s"
 
 
-def test_who_asks_for_what_no_wait_brings_about_is_not_told_to_return_at_once():
+def test_who_asks_for_what_no_wait_brings_about_is_not_told_to_return_at_once() -> None:
     assert told_to_return(a_row("a", down="gone")) == 30
 
 
-def test_who_asks_for_what_never_fits_is_not_told_to_return():
+def test_who_asks_for_what_never_fits_is_not_told_to_return() -> None:
     large = a_row("a", resident=False, weight_bytes=9 * 2**30, reach_bytes=8.0 * 2**30)
     decision = decided(a_request(), a_fleet(large))
     assert (decision.reason, decision.retry_after_s) == (Reason.DOES_NOT_FIT, None)
@@ -238,7 +238,7 @@ def put_off(request_class: RequestClass, saturation: float, count: int = 400) ->
     return sum(decision.action is Action.QUEUE for decision in decisions) / count
 
 
-def test_background_waits_in_proportion_to_saturation_and_nothing_else_does():
+def test_background_waits_in_proportion_to_saturation_and_nothing_else_does() -> None:
     assert put_off(BACKGROUND, 0.79) == 0.0
     assert 0.4 < put_off(BACKGROUND, 1.0) < 0.6
     assert put_off(BACKGROUND, 1.21) == 1.0
@@ -246,13 +246,13 @@ def test_background_waits_in_proportion_to_saturation_and_nothing_else_does():
         assert put_off(request_class, 1.21) == 0.0
 
 
-def test_background_is_shed_where_the_queue_cannot_take_it():
+def test_background_is_shed_where_the_queue_cannot_take_it() -> None:
     decision = decided(of_class(BACKGROUND), a_fleet(saturated(1.21), m_r=1.0, live=held_at(-1)))
     assert (decision.action, decision.reason, decision.reason.status) == (Action.SHED, Reason.SHED, 429)
     assert decision.retry_after_s == 60
 
 
-def test_the_same_request_is_put_off_again_and_its_record_tells_of_it():
+def test_the_same_request_is_put_off_again_and_its_record_tells_of_it() -> None:
     fleet = a_fleet(saturated(1.0), m_r=1.0, live=held_at())
     told = [[decided(of_class(BACKGROUND, f"r{number}"), fleet).action for number in range(40)] for _ in "ab"]
     assert told[0] == told[1]
@@ -263,7 +263,7 @@ def test_the_same_request_is_put_off_again_and_its_record_tells_of_it():
     assert replay(record, POLICY) == record
 
 
-def test_who_was_held_for_as_long_as_its_class_allows_or_dispatched_goes_on():
+def test_who_was_held_for_as_long_as_its_class_allows_or_dispatched_goes_on() -> None:
     fleet = a_fleet(saturated(1.21), m_r=1.0, live=held_at())
     request, hold_ms = of_class(BACKGROUND), POLICY.background.hold_ms
     assert decided(request, fleet).action is Action.QUEUE

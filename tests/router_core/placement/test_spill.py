@@ -50,7 +50,7 @@ def mesh_row(slo: float):
     return row
 
 
-def test_a_crowded_mesh_spills_and_the_record_tells_the_price():
+def test_a_crowded_mesh_spills_and_the_record_tells_the_price() -> None:
     decision = asked(a_row("m", **HELD), cloud())
     assert (chosen_node(decision), decision.action) == ("c", Action.SPILL)
     out, kept = sorted(decision.record.candidates, key=lambda row: row.price is None)
@@ -70,7 +70,7 @@ def test_a_crowded_mesh_spills_and_the_record_tells_the_price():
         (ANY, replace(POLICY, spill_cap=Locality.HOST)),
     ],
 )
-def test_nothing_leaves_the_mesh_unless_caller_and_operator_both_permit_it(hints, policy):
+def test_nothing_leaves_the_mesh_unless_caller_and_operator_both_permit_it(hints, policy) -> None:
     for rows in ((cloud(),), (cloud(is_self=True),), (a_row("m", **HELD), cloud())):
         decision = asked(*rows, hints=hints, policy=policy)
         assert decision.action is not Action.SPILL
@@ -78,13 +78,13 @@ def test_nothing_leaves_the_mesh_unless_caller_and_operator_both_permit_it(hints
         assert decision.record.excluded_counts["locality"] >= 1
 
 
-def test_asking_for_a_row_outside_by_name_does_not_open_the_way_there():
+def test_asking_for_a_row_outside_by_name_does_not_open_the_way_there() -> None:
     decision = asked(a_row("m"), cloud(), hints=parsed_hints(prefer="@c", require="node=@c"))
     assert (decision.action, decision.reason) == (Action.REJECT, Reason.NOT_IN_SUBSET)
     assert decision.record.excluded_counts == {"not_in_subset": 1, "locality": 1}
 
 
-def test_a_mesh_that_does_well_keeps_its_requests():
+def test_a_mesh_that_does_well_keeps_its_requests() -> None:
     decision = asked(a_row("m"), cloud(pp=1e5, tg=1e4))
     assert (chosen_node(decision), decision.action) == ("m", Action.ROUTE)
     (gone,) = decision.record.excluded
@@ -94,27 +94,27 @@ def test_a_mesh_that_does_well_keeps_its_requests():
 @pytest.mark.parametrize(
     ("slo", "on", "out"), [(0.2, False, False), (0.2, True, True), (0.5, False, True), (0.05, True, False)]
 )
-def test_once_out_requests_return_only_when_the_mesh_is_nearly_as_good(slo, on, out):
+def test_once_out_requests_return_only_when_the_mesh_is_nearly_as_good(slo, on, out) -> None:
     decision = asked(mesh_row(slo), cloud(pp=1e5, tg=1e4), on=on)
     assert decision.spill_on is out
     assert len(decision.record.candidates) == (2 if out else 1)
     assert decision.record.view.spill_on is on
 
 
-def test_every_class_spills_by_itself():
+def test_every_class_spills_by_itself() -> None:
     live = Live(ledger=a_ledger(), spilling={RequestClass.BATCH})
     fleet = a_fleet(mesh_row(0.2), cloud(pp=1e5, tg=1e4), live=live)
     assert decided(a_request(hints=ANY), fleet, FREE).spill_on is False
 
 
-def test_where_no_row_of_the_mesh_is_left_requests_leave_it():
+def test_where_no_row_of_the_mesh_is_left_requests_leave_it() -> None:
     decision = asked(a_row("m", in_flight=12), cloud())
     assert (decision.action, decision.spill_on) == (Action.SPILL, True)
     assert decision.record.excluded_counts == {"queue_full": 1}
     assert asked(a_row("m", taken_ms=NOW - 60_000), cloud()).action is Action.SPILL
 
 
-def test_a_stale_mesh_goes_before_a_stale_row_outside():
+def test_a_stale_mesh_goes_before_a_stale_row_outside() -> None:
     old = {"taken_ms": NOW - 60_000}
     decision = asked(a_row("m", **old), cloud(**old))
     assert (chosen_node(decision), decision.action) == ("m", Action.ROUTE)
@@ -123,16 +123,16 @@ def test_a_stale_mesh_goes_before_a_stale_row_outside():
 @pytest.mark.parametrize(
     "special", [{"attempt": 2}, {"hints": parsed_hints(locality="any", require="engine=llamacpp")}]
 )
-def test_a_retry_or_a_narrowed_request_tells_nothing_about_the_others(special):
+def test_a_retry_or_a_narrowed_request_tells_nothing_about_the_others(special) -> None:
     assert asked(a_row("m", **HELD), cloud(), **special).spill_on is None
 
 
-def test_a_model_that_only_the_outside_has_tells_nothing_about_the_mesh():
+def test_a_model_that_only_the_outside_has_tells_nothing_about_the_mesh() -> None:
     decision = asked(cloud())
     assert (decision.action, decision.spill_on) == (Action.SPILL, None)
 
 
-def test_a_dear_answer_stays_at_home_while_home_is_bearable():
+def test_a_dear_answer_stays_at_home_while_home_is_bearable() -> None:
     dear = cloud(price_in=50.0, price_out=200.0)
     home = mesh_row(0.6)
     assert asked(home, cloud(pp=1e5, tg=1e4)).action is Action.SPILL
@@ -141,7 +141,7 @@ def test_a_dear_answer_stays_at_home_while_home_is_bearable():
     assert decision.record.alternatives[0].top_factor in ("spill", "slo")
 
 
-def test_a_stand_in_at_home_is_tried_before_leaving():
+def test_a_stand_in_at_home_is_tried_before_leaving() -> None:
     twin = a_row("b", model="tiny:q8", base=b"base", bits=8.5)
     here = a_row("m", base=b"base", down="engine")
     hints = Hints(locality=Locality.ANY, match=Match.QUANT)
@@ -149,12 +149,12 @@ def test_a_stand_in_at_home_is_tried_before_leaving():
     assert (chosen_node(decision), decision.action) == ("b", Action.ROUTE)
 
 
-def test_retry_after_counts_no_row_that_the_request_may_not_reach():
+def test_retry_after_counts_no_row_that_the_request_may_not_reach() -> None:
     full = a_row("m", in_flight=12, taken_ms=NOW, pp=500, tg=25)
     assert asked(full, cloud(), hints=Hints()).retry_after_s >= 15
 
 
-def test_a_stored_spill_is_replayed_to_the_same_choice():
+def test_a_stored_spill_is_replayed_to_the_same_choice() -> None:
     record = asked(a_row("m", **HELD), cloud()).record
     again = replay(record, FREE)
     assert (again.action, again.chosen, again.margin) == (record.action, record.chosen, record.margin)
@@ -180,7 +180,7 @@ def test_a_stored_spill_is_replayed_to_the_same_choice():
     st.sampled_from(Locality),
     st.booleans(),
 )
-def test_mesh_and_host_always_win_and_factors_stay_in_bounds(fields, locality, cap, on):
+def test_mesh_and_host_always_win_and_factors_stay_in_bounds(fields, locality, cap, on) -> None:
     rows = tuple(a_row(f"n{i}", **each) for i, each in enumerate(fields))
     live = Live(ledger=a_ledger(), spilling=set(RequestClass) if on else ())
     policy = replace(POLICY, spill_cap=cap)

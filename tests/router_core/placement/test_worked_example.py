@@ -89,7 +89,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_every_number_of_the_worked_example_comes_out(name):
+def test_every_number_of_the_worked_example_comes_out(name) -> None:
     candidate = by_name(decided(REQUEST, the_fleet(), NET))[name]
     est, f = candidate.est, candidate.f
     found = (
@@ -109,7 +109,7 @@ def test_every_number_of_the_worked_example_comes_out(name):
     assert found == pytest.approx(EXPECTED[name], abs=0.001)
 
 
-def test_c_is_vetoed_and_e_dominates_a_and_b():
+def test_c_is_vetoed_and_e_dominates_a_and_b() -> None:
     found = by_name(decided(REQUEST, the_fleet(), NET))
     assert found["c"].out == "veto"
     assert found["a"].out == found["b"].out == f"dominated:{row_e().key}"
@@ -117,7 +117,7 @@ def test_c_is_vetoed_and_e_dominates_a_and_b():
     assert found["e"].out is None
 
 
-def test_d_and_e_share_the_draw_by_what_they_sustain():
+def test_d_and_e_share_the_draw_by_what_they_sustain() -> None:
     seen = survey(REQUEST, the_fleet(), NET, NOW)
     tied = near_ties(
         sorted((row for row in seen.scored if row.row.node_name in "de"), key=lambda s: s.score), NET
@@ -128,7 +128,7 @@ def test_d_and_e_share_the_draw_by_what_they_sustain():
     assert weights["d"] / sum(weights.values()) == pytest.approx(0.517, abs=0.001)
 
 
-def test_the_draw_follows_its_weights_over_many_requests():
+def test_the_draw_follows_its_weights_over_many_requests() -> None:
     fleet, drawn = the_fleet(), 0
     for number in range(2000):
         decision = decided(a_request(request_id=f"r{number}", text_bytes=4320), fleet, NET)
@@ -137,7 +137,7 @@ def test_the_draw_follows_its_weights_over_many_requests():
     assert drawn / 2000 == pytest.approx(0.517, abs=0.035)
 
 
-def test_alternatives_name_what_spoke_against_them():
+def test_alternatives_name_what_spoke_against_them() -> None:
     fleet = the_fleet()
     decision = next(
         found
@@ -150,7 +150,7 @@ def test_alternatives_name_what_spoke_against_them():
     assert decision.record.margin == pytest.approx(0.046 - 0.050, abs=0.001)
 
 
-def test_a_busy_video_node_leaves_the_choice_to_e_alone():
+def test_a_busy_video_node_leaves_the_choice_to_e_alone() -> None:
     fleet = the_fleet(pressure_of_d=0.70)
     for number in range(50):
         decision = decided(a_request(request_id=f"r{number}"), fleet, NET)
@@ -158,7 +158,7 @@ def test_a_busy_video_node_leaves_the_choice_to_e_alone():
     assert by_name(decision)["d"].score == pytest.approx(0.350, abs=0.001)
 
 
-def test_of_two_idle_nodes_the_fast_one_is_taken_in_a_thousand_of_a_thousand():
+def test_of_two_idle_nodes_the_fast_one_is_taken_in_a_thousand_of_a_thousand() -> None:
     fleet = a_fleet(a_row("slow", tg=10.34, pp=10.34 * 30), a_row("fast", tg=57.69, pp=57.69 * 30))
     rng = Random(3)
     for number in range(1000):
@@ -166,6 +166,6 @@ def test_of_two_idle_nodes_the_fast_one_is_taken_in_a_thousand_of_a_thousand():
         assert chosen_node(decide(request, fleet, POLICY, NOW, rng)) == "fast"
 
 
-def test_the_seed_is_a_hash_of_request_and_attempt():
+def test_the_seed_is_a_hash_of_request_and_attempt() -> None:
     assert seed_of("r1", 1) == seed_of("r1", 1)
     assert len({seed_of("r1", 1), seed_of("r1", 2), seed_of("r2", 1)}) == 3

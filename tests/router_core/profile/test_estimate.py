@@ -34,7 +34,7 @@ def gen(profile: Profile | None, told: ProfileFacts | None) -> float:
     return abilities(profile, PRIOR, told, NOW, POLICY).gen
 
 
-def test_without_experience_the_prior_stands():
+def test_without_experience_the_prior_stands() -> None:
     able = abilities(None, PRIOR, None, NOW, POLICY)
     assert (able.prompt, able.gen, able.load_s) == (pytest.approx(1500.0), pytest.approx(50.0), 4.0)
     assert (able.beta, able.success, able.n) == (0.1, 0.95, 0)
@@ -42,12 +42,12 @@ def test_without_experience_the_prior_stands():
     assert not able.load_known
 
 
-def test_four_samples_meet_the_prior_halfway_and_twenty_silence_it():
+def test_four_samples_meet_the_prior_halfway_and_twenty_silence_it() -> None:
     assert gen(own(4), None) == pytest.approx(math.sqrt(500.0))
     assert gen(own(20), None) == pytest.approx(10.0)
 
 
-def test_a_claim_replaces_the_prior_until_own_samples_do():
+def test_a_claim_replaces_the_prior_until_own_samples_do() -> None:
     assert gen(None, claim(500)) == pytest.approx(500.0)
     assert gen(own(8, 200), claim(500)) == pytest.approx(math.exp(0.4 * math.log(200) + 0.6 * math.log(500)))
     assert gen(own(20, 200), claim(500)) == pytest.approx(200.0)
@@ -55,7 +55,7 @@ def test_a_claim_replaces_the_prior_until_own_samples_do():
 
 
 @pytest.mark.threat("T12")
-def test_three_samples_that_contradict_a_claim_silence_it():
+def test_three_samples_that_contradict_a_claim_silence_it() -> None:
     assert gen(own(2), claim(500)) == pytest.approx(math.exp((2 * math.log(10) + 18 * math.log(500)) / 20))
     assert gen(own(3), claim(500)) == gen(own(3), None)
     assert gen(own(3), claim(500)) == pytest.approx(math.exp((3 * math.log(10) + 4.25 * math.log(50)) / 7.25))
@@ -68,7 +68,7 @@ def test_three_samples_that_contradict_a_claim_silence_it():
     st.floats(0.1, 2_000),
     st.none() | st.builds(claim, st.integers(0, 65_535), st.integers(0, 2**32 - 1)),
 )
-def test_no_claim_or_prior_outweighs_what_was_observed(n, speed, told):
+def test_no_claim_or_prior_outweighs_what_was_observed(n, speed, told) -> None:
     """The estimate lies between what was observed and what is told; after 20 samples it is what was observed."""
     expected = gen(own(n, speed), told)
     claimed = [min(2_000.0, told.gen_dtps / 10)] if told is not None and told.gen_dtps else []
@@ -78,34 +78,34 @@ def test_no_claim_or_prior_outweighs_what_was_observed(n, speed, told):
         assert expected == pytest.approx(speed)
 
 
-def test_a_claim_without_samples_or_speed_counts_nothing():
+def test_a_claim_without_samples_or_speed_counts_nothing() -> None:
     assert gen(None, claim(0)) == pytest.approx(50.0)
     assert gen(None, ProfileFacts(model=0, engine=0, n=9)) == pytest.approx(50.0)
 
 
-def test_a_claim_is_clamped():
+def test_a_claim_is_clamped() -> None:
     assert gen(None, claim(20, gen_dtps=2**32 - 1)) == pytest.approx(2000.0)
     told = claim(20, load_p75_ds=0)
     assert abilities(None, PRIOR, told, NOW, POLICY).load_s == 4.0
     assert abilities(None, PRIOR, claim(20, load_p75_ds=30), NOW, POLICY).load_s == 3.0
 
 
-def test_own_load_times_beat_claims_and_priors():
+def test_own_load_times_beat_claims_and_priors() -> None:
     profile = Profile(loads_s=(1.0, 2.0, 3.0, 8.0), at_ms=NOW)
     able = abilities(profile, PRIOR, claim(20, load_p75_ds=100), NOW, POLICY)
     assert (able.load_s, able.load_known, able.s_load) == (3.0, True, 0.5)
 
 
 @pytest.mark.parametrize(("loads_s", "spread"), [((2.0,) * 10, 0.1), ((0.1, 90.0) * 5, 0.7)])
-def test_the_spread_of_load_times_is_never_certain_and_never_boundless(loads_s, spread):
+def test_the_spread_of_load_times_is_never_certain_and_never_boundless(loads_s, spread) -> None:
     assert abilities(Profile(loads_s=loads_s, at_ms=NOW), PRIOR, None, NOW, POLICY).s_load == spread
 
 
-def test_nobody_is_believed_to_slow_down_more_than_by_taking_turns():
+def test_nobody_is_believed_to_slow_down_more_than_by_taking_turns() -> None:
     assert abilities(None, PRIOR, claim(20, beta_m=9_000), NOW, POLICY).beta == 1.0
 
 
-def test_success_starts_at_19_of_20_and_follows_what_happens():
+def test_success_starts_at_19_of_20_and_follows_what_happens() -> None:
     faulty = Profile(faults=20.0, at_ms=NOW)
     assert abilities(faulty, PRIOR, None, NOW, POLICY).success == pytest.approx(19 / 40)
     later = abilities(faulty, PRIOR, None, NOW + 86_400_000, POLICY)
@@ -114,7 +114,7 @@ def test_success_starts_at_19_of_20_and_follows_what_happens():
     assert abilities(good, PRIOR, None, NOW, POLICY).success == pytest.approx(0.99)
 
 
-def test_what_is_published_reads_back_as_a_claim():
+def test_what_is_published_reads_back_as_a_claim() -> None:
     profile = Profile(
         prompt=Series(n=30, mean=math.log(300.0), var=0.04),
         gen=Series(n=30, mean=math.log(12.0), var=0.01),
@@ -132,13 +132,13 @@ def test_what_is_published_reads_back_as_a_claim():
     assert (able.gen, able.beta) == (pytest.approx(12.0), 0.25)
 
 
-def test_an_empty_profile_publishes_unknowns_not_zeros():
+def test_an_empty_profile_publishes_unknowns_not_zeros() -> None:
     told = claim_of(Profile(), 0, 0, 0, 0, NOW)
     assert (told.prompt_dtps, told.gen_dtps, told.beta_m, told.load_p75_ds) == (None, None, None, None)
 
 
 @pytest.mark.parametrize(("q", "value"), [(0.75, 3.0), (0.5, 2.0), (1.0, 4.0), (0.01, 1.0)])
-def test_a_quantile_is_one_of_the_values(q, value):
+def test_a_quantile_is_one_of_the_values(q, value) -> None:
     assert quantile((4.0, 1.0, 3.0, 2.0), q) == value
 
 
@@ -151,7 +151,7 @@ def prior(gpus: Static, **model) -> Prior:
     return prior_of(gpus, engine, ModelFacts(name="m", engine=0, **model), POLICY)
 
 
-def test_generation_is_bound_by_bandwidth_over_active_bytes():
+def test_generation_is_bound_by_bandwidth_over_active_bytes() -> None:
     dense = prior(static(1000), size_mib=4096)
     assert dense.gen == pytest.approx(0.6 * 1e12 / (4096 * 2**20))
     assert dense.prompt == pytest.approx(30 * dense.gen)
@@ -160,28 +160,28 @@ def test_generation_is_bound_by_bandwidth_over_active_bytes():
     assert sparse.gen == pytest.approx(10 * dense.gen)
 
 
-def test_a_cpu_is_expected_to_be_slower_than_an_unknown_gpu():
+def test_a_cpu_is_expected_to_be_slower_than_an_unknown_gpu() -> None:
     assert prior(static(), size_mib=4096).gen < prior(static(None), size_mib=4096).gen
     assert prior(static(1000, 500), size_mib=4096).gen == prior(static(500), size_mib=4096).gen
 
 
-def test_a_gpu_told_without_any_bandwidth_is_an_unknown_gpu():
+def test_a_gpu_told_without_any_bandwidth_is_an_unknown_gpu() -> None:
     assert prior(static(0)) == prior(static(None))
     assert prior(static(0, 100)) == prior(static(100))
 
 
-def test_a_tiny_model_is_not_expected_to_beat_the_clamp():
+def test_a_tiny_model_is_not_expected_to_beat_the_clamp() -> None:
     tiny = prior(static(1000), size_mib=1)
     assert (tiny.gen, tiny.prompt, tiny.load_s) == (2000.0, 60_000.0, 0.05)
 
 
-def test_size_comes_from_parameters_and_quantisation_if_not_told():
+def test_size_comes_from_parameters_and_quantisation_if_not_told() -> None:
     assert weight_bytes(ModelFacts(name="m", engine=0, params_m=8000, quant="Q8_0")) == pytest.approx(8.5e9)
     assert weight_bytes(ModelFacts(name="m", engine=0, params_m=8000)) is None
     assert weight_bytes(ModelFacts(name="m", engine=0, size_mib=0)) == 0.0
 
 
-def test_quantisations_are_ordered_by_bits():
+def test_quantisations_are_ordered_by_bits() -> None:
     names = [
         "F32",
         "BF16",
@@ -202,7 +202,7 @@ def test_quantisations_are_ordered_by_bits():
     assert (nominal_bits(None), nominal_bits("weird")) == (None, None)
 
 
-def test_calibration_is_a_clamped_median():
+def test_calibration_is_a_clamped_median() -> None:
     assert calibration([], POLICY) is None
     assert calibration([0.1, 0.2, 9.0], POLICY) == 0.2
     assert calibration([100.0], POLICY) == 5.0

@@ -37,19 +37,19 @@ def after(*outcomes: Outcome) -> Profile:
     return profile
 
 
-def test_speeds_come_from_the_engines_own_times():
+def test_speeds_come_from_the_engines_own_times() -> None:
     profile = after(outcome())
     assert profile.prompt.value == pytest.approx(1000.0)
     assert profile.gen.value == pytest.approx(50.0)
     assert profile.n == 1
 
 
-def test_an_engine_that_only_embeds_has_samples_too():
+def test_an_engine_that_only_embeds_has_samples_too() -> None:
     profile = after(*[outcome(gen_tokens=None)] * 3)
     assert (profile.n, profile.prompt.n, profile.gen.n) == (3, 3, 0)
 
 
-def test_without_a_prompt_time_the_first_token_stands_in():
+def test_without_a_prompt_time_the_first_token_stands_in() -> None:
     profile = after(outcome(prompt_ms=None, ttft_ms=1500.0, wait_ms=400.0, net_ms=100.0))
     assert profile.prompt.value == pytest.approx(1000.0)
     assert after(outcome(prompt_ms=None, ttft_ms=400.0, wait_ms=400.0)).prompt.n == 0
@@ -58,11 +58,11 @@ def test_without_a_prompt_time_the_first_token_stands_in():
 
 
 @pytest.mark.parametrize("over", [{"prompt_tokens": 127}, {"prompt_tokens": None}, {"prompt_ms": 0.0}])
-def test_short_or_untold_prompts_teach_no_rate(over):
+def test_short_or_untold_prompts_teach_no_rate(over) -> None:
     assert after(outcome(**over)).prompt.n == 0
 
 
-def test_short_prompts_teach_what_passes_before_any_first_token_and_long_ones_the_rate_beyond_it():
+def test_short_prompts_teach_what_passes_before_any_first_token_and_long_ones_the_rate_beyond_it() -> None:
     """Ten prompts of a few tokens at a server that takes 200 ms for anything, then 2,000 tokens in 1.2 s."""
     short = {"prompt_tokens": 8, "prompt_ms": None, "ttft_ms": 200.0}
     profile = after(*[outcome(**short)] * 10)
@@ -73,7 +73,7 @@ def test_short_prompts_teach_what_passes_before_any_first_token_and_long_ones_th
     assert told.prompt.value == pytest.approx(2_000.0), "what the engine tells has nothing else in it"
 
 
-def test_a_slow_start_never_makes_a_rate_boundless():
+def test_a_slow_start_never_makes_a_rate_boundless() -> None:
     profile = after(outcome(prompt_tokens=8, prompt_ms=5_000.0))
     profile = learn(profile, outcome(prompt_tokens=1_000, prompt_ms=None, ttft_ms=1_000.0), POLICY)
     assert profile.prompt.value == pytest.approx(2_000.0)
@@ -82,17 +82,17 @@ def test_a_slow_start_never_makes_a_rate_boundless():
 @pytest.mark.parametrize(
     "over", [{"gen_tokens": 1}, {"gen_tokens": None}, {"gen_ms": None}, {"gen_ms": 0.0}, {"gen_ms": 1.0}]
 )
-def test_an_answer_without_a_measurable_gap_or_time_teaches_no_speed(over):
+def test_an_answer_without_a_measurable_gap_or_time_teaches_no_speed(over) -> None:
     assert after(outcome(**over)).gen.n == 0
 
 
 @pytest.mark.parametrize(("tokens", "weight"), [(2, 2 / 32), (8, 0.25), (20, 0.625), (32, 1), (400, 1)])
-def test_a_short_answer_teaches_as_much_as_it_tells(tokens, weight):
+def test_a_short_answer_teaches_as_much_as_it_tells(tokens, weight) -> None:
     profile = after(outcome(gen_tokens=tokens, gen_ms=20.0 * (tokens - 1)))
     assert (profile.gen.n, profile.gen.value) == (pytest.approx(weight), pytest.approx(50.0))
 
 
-def test_a_whole_answer_teaches_by_its_time_as_a_whole_without_what_passes_before_its_first_token():
+def test_a_whole_answer_teaches_by_its_time_as_a_whole_without_what_passes_before_its_first_token() -> None:
     whole = {"gen_ms": None, "prompt_ms": None, "prompt_tokens": 8}
     profile = after(outcome(**whole, total_ms=2_000.0, wait_ms=400.0, net_ms=100.0, gen_tokens=60))
     assert profile.gen.value == pytest.approx(60 / 1.5)
@@ -104,7 +104,7 @@ def test_a_whole_answer_teaches_by_its_time_as_a_whole_without_what_passes_befor
     assert after(outcome(**whole, total_ms=2_000.0, load_ms=900.0)).gen.n == 0
 
 
-def test_a_stream_that_came_in_one_piece_teaches_as_a_whole():
+def test_a_stream_that_came_in_one_piece_teaches_as_a_whole() -> None:
     profile = after(outcome(gen_tokens=40, gen_ms=0.2, total_ms=2_000.0, prompt_ms=None, prompt_tokens=8))
     assert profile.gen.value == pytest.approx(20.0)
 
@@ -113,7 +113,7 @@ def test_a_stream_that_came_in_one_piece_teaches_as_a_whole():
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.floats(0.5, 1_000), st.booleans()), min_size=1, max_size=40)
 )
-def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(answers):
+def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(answers) -> None:
     """Streams and whole answers, short and long, in any order."""
     profile, seen = Profile(), []
     for tokens, speed, streamed in answers:
@@ -127,28 +127,28 @@ def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(answers
 
 
 @pytest.mark.parametrize("result", [Result.CANCELLED, Result.FAULT, Result.OTHER])
-def test_only_a_whole_answer_teaches_speed(result):
+def test_only_a_whole_answer_teaches_speed(result) -> None:
     profile = after(outcome(result=result, load_ms=3000.0))
     assert (profile.prompt.n, profile.gen.n, profile.loads_s) == (0, 0, ())
 
 
-def test_cancelling_never_speaks_against_an_endpoint():
+def test_cancelling_never_speaks_against_an_endpoint() -> None:
     profile = after(outcome(result=Result.CANCELLED))
     assert (profile.successes, profile.faults) == (0.0, 0.0)
 
 
-def test_faults_and_successes_fade_by_half_a_day():
+def test_faults_and_successes_fade_by_half_a_day() -> None:
     profile = after(outcome(result=Result.FAULT), outcome(at_ms=1000 + 86_400_000))
     assert profile.faults == pytest.approx(0.5)
     assert profile.successes == pytest.approx(1.0)
 
 
-def test_concurrency_is_taken_out_of_the_speed():
+def test_concurrency_is_taken_out_of_the_speed() -> None:
     crowded = after(outcome(concurrency=4.0))
     assert crowded.gen.value == pytest.approx(50.0 * 1.3)
 
 
-def test_the_slow_down_per_request_is_learned_from_crowded_answers():
+def test_the_slow_down_per_request_is_learned_from_crowded_answers() -> None:
     profile = after(*[outcome()] * 20)
     for _ in range(60):
         profile = learn(profile, outcome(concurrency=3.0, gen_ms=4000.0), POLICY)
@@ -157,7 +157,7 @@ def test_the_slow_down_per_request_is_learned_from_crowded_answers():
 
 
 @pytest.mark.parametrize("times", [0.1, 0.25, 0.5, 2.0, 4.0])
-def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_crowds(times):
+def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_crowds(times) -> None:
     """Laptop on battery, or another driver: 3 at a time, each 1.2 times slower than alone, as ever."""
     profile = after(*[outcome()] * 20)
     crowded = {"concurrency": 3.0, "gen_ms": 2400.0}
@@ -171,26 +171,26 @@ def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_cr
 
 @pytest.mark.parametrize("gen_ms", [1e-320, 5e-324, 1e308, math.inf])
 @pytest.mark.parametrize("concurrency", [1.0, 3.0])
-def test_a_time_beyond_all_measure_teaches_nothing(gen_ms, concurrency):
+def test_a_time_beyond_all_measure_teaches_nothing(gen_ms, concurrency) -> None:
     known = after(*[outcome()] * 30)
     changed = learn(known, outcome(gen_ms=gen_ms, concurrency=concurrency), POLICY)
     assert (changed.gen.n, changed.gen.mean, changed.beta) == (known.gen.n, known.gen.mean, known.beta)
 
 
-def test_the_last_64_loads_are_kept_and_none_is_zero():
+def test_the_last_64_loads_are_kept_and_none_is_zero() -> None:
     profile = after(*[outcome(load_ms=float(ms)) for ms in range(1, 101)])
     assert len(profile.loads_s) == 64
     assert profile.loads_s[-1] == pytest.approx(0.1)
     assert after(outcome(load_ms=1.0)).loads_s == (0.05,)
 
 
-def test_time_never_runs_backwards_in_a_profile():
+def test_time_never_runs_backwards_in_a_profile() -> None:
     profile = after(outcome(at_ms=5000), outcome(at_ms=1000))
     assert profile.at_ms == 5000
     assert profile.successes == 2.0
 
 
-def test_learning_leaves_the_old_profile_as_it_was():
+def test_learning_leaves_the_old_profile_as_it_was() -> None:
     old = after(outcome())
     learn(old, outcome(), POLICY)
     assert old == after(outcome())

@@ -28,7 +28,7 @@ def outcome(key: ProfileKey = KEY, **over) -> Outcome:
     return Outcome(**(fields | over))
 
 
-def test_a_look_up_falls_back_from_parallel_to_context_and_no_further():
+def test_a_look_up_falls_back_from_parallel_to_context_and_no_further() -> None:
     profiles = Profiles(ProfilePolicy())
     profiles.learn(outcome())
     assert profiles.find(KEY) is not None
@@ -39,14 +39,14 @@ def test_a_look_up_falls_back_from_parallel_to_context_and_no_further():
         assert profiles.find(other) is None
 
 
-def test_the_same_context_is_nearer_than_the_latest_one():
+def test_the_same_context_is_nearer_than_the_latest_one() -> None:
     profiles = Profiles(ProfilePolicy())
     same = profiles.learn(outcome(replace(KEY, parallel=2)))
     profiles.learn(outcome(replace(KEY, ctx=4096)))
     assert profiles.find(KEY) is same
 
 
-def test_bytes_per_token_follow_what_engines_report_within_bounds():
+def test_bytes_per_token_follow_what_engines_report_within_bounds() -> None:
     profiles = Profiles(ProfilePolicy())
     assert profiles.bytes_per_token("m") == 3.6
     for _ in range(100):
@@ -58,14 +58,14 @@ def test_bytes_per_token_follow_what_engines_report_within_bounds():
     assert profiles.bytes_per_token("m") == 8.0
 
 
-def test_cached_tokens_count_as_prompt_bytes():
+def test_cached_tokens_count_as_prompt_bytes() -> None:
     profiles = Profiles(ProfilePolicy())
     for _ in range(200):
         profiles.learn(outcome(text_bytes=8000, prompt_tokens=100, cached_tokens=1900))
     assert profiles.bytes_per_token("m") == pytest.approx(4.0, abs=0.01)
 
 
-def test_outputs_are_learned_per_model_and_class():
+def test_outputs_are_learned_per_model_and_class() -> None:
     profiles = Profiles(ProfilePolicy())
     assert profiles.output_tokens("m", "interactive") is None
     for tokens in range(1, 101):
@@ -74,14 +74,14 @@ def test_outputs_are_learned_per_model_and_class():
     assert profiles.output_tokens("m", "batch") is None
 
 
-def test_failed_attempts_teach_no_sizes():
+def test_failed_attempts_teach_no_sizes() -> None:
     profiles = Profiles(ProfilePolicy())
     profiles.learn(outcome(result=Result.CANCELLED, text_bytes=100))
     assert profiles.output_tokens("m", "interactive") is None
     assert profiles.bytes_per_token("m") == 3.6
 
 
-def test_every_table_stays_at_its_ceiling():
+def test_every_table_stays_at_its_ceiling() -> None:
     profiles = Profiles(ProfilePolicy(profiles_kept=50, names_kept=20))
     for number in range(2000):
         profiles.learn(outcome(replace(KEY, model=f"m{number}"), text_bytes=3000))
@@ -94,7 +94,7 @@ def test_every_table_stays_at_its_ceiling():
     assert len(profiles._bytes_per_token) == len(profiles._outputs) == 20
 
 
-def test_what_was_learned_survives_the_store():
+def test_what_was_learned_survives_the_store() -> None:
     profiles = Profiles(ProfilePolicy())
     profile = profiles.learn(outcome(load_ms=3000.0))
     key, back = decode_profile(encode_profile(KEY, profile), now=5)
@@ -108,7 +108,7 @@ def test_what_was_learned_survives_the_store():
     assert fresh.find(KEY) is newer
 
 
-def test_every_change_raises_the_generation():
+def test_every_change_raises_the_generation() -> None:
     profiles = Profiles(ProfilePolicy())
     profiles.learn(outcome())
     profiles.restore(replace(KEY, model="x"), Profile())
@@ -117,7 +117,7 @@ def test_every_change_raises_the_generation():
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_profile_or_a_remote_fault(data):
+def test_any_bytes_are_a_profile_or_a_remote_fault(data) -> None:
     try:
         key, profile = decode_profile(data, now=1)
     except RemoteFault:

@@ -20,21 +20,21 @@ def after(*samples: float) -> Series:
     return series
 
 
-def test_nothing_learned_is_none():
+def test_nothing_learned_is_none() -> None:
     assert EMPTY.value is None
 
 
-def test_the_first_samples_are_averaged_plainly_in_logarithms():
+def test_the_first_samples_are_averaged_plainly_in_logarithms() -> None:
     assert after(50, 100, 200).value == pytest.approx(100.0)
     assert after(50, 100, 200).n == 3
 
 
-def test_later_samples_weigh_a_tenth():
+def test_later_samples_weigh_a_tenth() -> None:
     series = after(*[100.0] * 20)
     assert fold_sample(series, 120.0, POLICY).mean == pytest.approx(math.log(100) + 0.1 * math.log(1.2))
 
 
-def test_spread_is_fixed_until_ten_samples_then_measured_within_bounds():
+def test_spread_is_fixed_until_ten_samples_then_measured_within_bounds() -> None:
     assert EMPTY.spread(POLICY) == 0.7
     assert after(*[100.0] * 9).spread(POLICY) == 0.5
     assert after(*[100.0] * 10).spread(POLICY) == 0.1
@@ -43,7 +43,7 @@ def test_spread_is_fixed_until_ten_samples_then_measured_within_bounds():
     assert noisy.spread(POLICY) == pytest.approx(0.3, abs=0.12)
 
 
-def test_an_outlier_is_rejected_and_three_in_a_row_are_believed():
+def test_an_outlier_is_rejected_and_three_in_a_row_are_believed() -> None:
     series = after(*[100.0] * 20)
     once = fold_sample(series, 10.0, POLICY)
     assert (once.n, once.mean) == (20, series.mean)
@@ -54,14 +54,14 @@ def test_an_outlier_is_rejected_and_three_in_a_row_are_believed():
     assert third.value < 100.0
 
 
-def test_outliers_on_both_sides_do_not_add_up():
+def test_outliers_on_both_sides_do_not_add_up() -> None:
     series = after(*[100.0] * 20)
     for sample in (10.0, 1000.0) * 5:
         series = fold_sample(series, sample, POLICY)
     assert series.n == 20
 
 
-def test_a_lasting_change_is_followed():
+def test_a_lasting_change_is_followed() -> None:
     series = after(*[100.0] * 20, *[25.0] * 60)
     assert series.value == pytest.approx(25.0, rel=0.05)
 
@@ -75,7 +75,7 @@ def test_a_lasting_change_is_followed():
 )
 def test_most_of_a_lasting_change_is_followed_within_ten_samples_and_all_but_a_twentieth_within_thirty(
     count, change, noise, seed
-):
+) -> None:
     rng = Random(seed)
     series = after(*[100.0 * math.exp(rng.uniform(-noise, noise)) for _ in range(count)])
     was, target, left = series.mean, math.log(100.0) + change, {}
@@ -88,13 +88,13 @@ def test_most_of_a_lasting_change_is_followed_within_ten_samples_and_all_but_a_t
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=60))
-def test_what_is_learned_stays_within_what_was_seen(samples):
+def test_what_is_learned_stays_within_what_was_seen(samples) -> None:
     assert min(samples) * 0.999 <= after(*samples).value <= max(samples) * 1.001
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(20, 60), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=2))
-def test_two_odd_samples_in_a_row_move_nothing(count, odd):
+def test_two_odd_samples_in_a_row_move_nothing(count, odd) -> None:
     series = after(*[100.0] * count)
     again = series
     for factor in odd:
@@ -102,7 +102,7 @@ def test_two_odd_samples_in_a_row_move_nothing(count, odd):
     assert (again.n, again.mean) == (series.n, series.mean)
 
 
-def test_odd_samples_on_both_sides_are_no_change():
+def test_odd_samples_on_both_sides_are_no_change() -> None:
     series = after(*[100.0] * 20)
     again = series
     for sample in (1000.0, 1000.0, 10.0, 1000.0, 1000.0, 10.0, 10.0):
@@ -110,7 +110,7 @@ def test_odd_samples_on_both_sides_are_no_change():
     assert (again.n, again.mean) == (series.n, series.mean)
 
 
-def test_a_lasting_change_does_not_make_old_experience_count_as_none():
+def test_a_lasting_change_does_not_make_old_experience_count_as_none() -> None:
     changed = after(*[100.0] * 30, 25.0, 25.0, 25.0)
     assert (changed.n, changed.value) == (31, pytest.approx(100.0 * 0.25 ** (1 / 3)))
     assert changed.spread(POLICY) == POLICY.sd_few
@@ -118,14 +118,14 @@ def test_a_lasting_change_does_not_make_old_experience_count_as_none():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
-def test_no_sample_breaks_a_series(samples):
+def test_no_sample_breaks_a_series(samples) -> None:
     series = after(*samples)
     assert math.isfinite(series.mean)
     assert series.var >= 0.0
     assert 0.1 <= series.spread(POLICY) <= 0.7
 
 
-def test_shrinkage_mixes_in_logarithms():
+def test_shrinkage_mixes_in_logarithms() -> None:
     series = Series(n=5, mean=math.log(200.0))
     assert shrunk(series, 50.0, 5.0) == pytest.approx(100.0)
     assert shrunk(EMPTY, 50.0, 5.0) == pytest.approx(50.0)

@@ -51,7 +51,7 @@ def good(name: str) -> bytes:
     return (HERE / "good" / name).read_bytes()
 
 
-def test_the_vectors_are_what_the_code_makes_of_them():
+def test_the_vectors_are_what_the_code_makes_of_them() -> None:
     stored = {
         str(path.relative_to(HERE)): path.read_bytes()
         for folder in ("good", "bad")
@@ -60,28 +60,28 @@ def test_the_vectors_are_what_the_code_makes_of_them():
     assert stored == vectors()
 
 
-def test_good_vectors_read_as_the_values_they_were_made_from():
+def test_good_vectors_read_as_the_values_they_were_made_from() -> None:
     assert decode_volatile(good("plain.v.msgpack")) == VOLATILE
     assert decode_volatile(good("empty.v.msgpack")) == Volatile()
     assert decode_static(good("plain.s.msgpack")) == STATIC
     assert decode_leave(good("shutdown.l.msgpack")) == Leave(reason=LeaveReason.SHUTDOWN)
 
 
-def test_elements_appended_by_a_later_version_are_ignored():
+def test_elements_appended_by_a_later_version_are_ignored() -> None:
     assert decode_volatile(good("appended.v.msgpack")) == VOLATILE
 
 
-def test_codes_of_a_later_version_read_as_unknown():
+def test_codes_of_a_later_version_read_as_unknown() -> None:
     body = decode_volatile(good("unknown_codes.v.msgpack"))
     assert body.gpus[0].state == GpuState.UNKNOWN
     assert body.resources == VOLATILE.resources
 
 
-def test_integers_longer_than_they_need_be_are_read_all_the_same():
+def test_integers_longer_than_they_need_be_are_read_all_the_same() -> None:
     assert decode_volatile(good("long_integers.v.msgpack")).flags == 16
 
 
-def test_a_stored_record_unseals_to_its_header_and_body():
+def test_a_stored_record_unseals_to_its_header_and_body() -> None:
     sealed = decode_sealed(good("record.sealed.msgpack"))
     key = NodeKey.from_seed(SEED)
     header = unseal(sealed, MESH8, key.key32, Ed25519Verifier())
@@ -93,14 +93,14 @@ def test_a_stored_record_unseals_to_its_header_and_body():
 @pytest.mark.threat("T19")
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_vector_is_one_remote_fault_in_every_reader(name, reader):
+def test_a_bad_vector_is_one_remote_fault_in_every_reader(name, reader) -> None:
     with pytest.raises(RemoteFault):
         READERS[reader]((HERE / "bad" / name).read_bytes())
 
 
 @pytest.mark.threat("T16")
 @pytest.mark.parametrize("reader", READERS)
-def test_a_blob_over_its_size_is_refused_before_it_is_read(reader):
+def test_a_blob_over_its_size_is_refused_before_it_is_read(reader) -> None:
     with pytest.raises(RemoteFault):
         READERS[reader](b"\x90" * 65_536)
 
@@ -117,7 +117,7 @@ def test_a_blob_over_its_size_is_refused_before_it_is_read(reader):
         pytest.param(b"\xdc\x04\x00" * 20_000, id="arrays that promise more"),
     ],
 )
-def test_a_bomb_costs_little_memory(bomb):
+def test_a_bomb_costs_little_memory(bomb) -> None:
     tracemalloc.start()
     try:
         for read in READERS.values():
@@ -132,7 +132,7 @@ def test_a_bomb_costs_little_memory(bomb):
 @pytest.mark.threat("T17")
 @SHORT
 @given(data=st.binary(max_size=300))
-def test_any_bytes_are_a_value_or_a_remote_fault(data):
+def test_any_bytes_are_a_value_or_a_remote_fault(data) -> None:
     for read in READERS.values():
         with contextlib.suppress(RemoteFault):
             read(data)
@@ -141,7 +141,7 @@ def test_any_bytes_are_a_value_or_a_remote_fault(data):
 @pytest.mark.threat("T17")
 @SHORT
 @given(body=volatiles, at=st.integers(0, 10_000), byte=st.integers(0, 255))
-def test_an_altered_body_is_a_value_or_a_remote_fault(body, at, byte):
+def test_an_altered_body_is_a_value_or_a_remote_fault(body, at, byte) -> None:
     data = bytearray(encode_volatile(body))
     data[at % len(data)] = byte
     with contextlib.suppress(RemoteFault):
@@ -150,7 +150,7 @@ def test_an_altered_body_is_a_value_or_a_remote_fault(body, at, byte):
 
 @SHORT
 @given(body=volatiles)
-def test_a_volatile_body_survives_its_encoding(body):
+def test_a_volatile_body_survives_its_encoding(body) -> None:
     data = encode_volatile(body)
     assert encode_volatile(msgspec.msgpack.decode(data, type=Volatile)) == data
     assert codec.decode(data, Volatile, codec.V_BODY, "bad_body") == body
@@ -158,21 +158,21 @@ def test_a_volatile_body_survives_its_encoding(body):
 
 @SHORT
 @given(body=statics)
-def test_a_static_body_survives_its_encoding(body):
+def test_a_static_body_survives_its_encoding(body) -> None:
     assert codec.decode(encode_static(body), Static, codec.S_BODY, "bad_body") == body
 
 
 @pytest.mark.threat("T19")
 @SHORT
 @given(body=st.one_of(volatiles, statics))
-def test_encoding_is_byte_for_byte_that_of_msgpack(body):
+def test_encoding_is_byte_for_byte_that_of_msgpack(body) -> None:
     data = codec.encode(body)
     elements = msgpack.unpackb(data)
     assert msgpack.packb(elements) == data
     assert codec.encode(elements) == data
 
 
-def test_a_text_never_passes_for_bytes():
+def test_a_text_never_passes_for_bytes() -> None:
     with pytest.raises(RemoteFault):
         codec.decode(msgpack.packb(["AAAA"]), tuple[bytes, ...], codec.LINK_MESSAGE, "malformed")
 
@@ -181,7 +181,7 @@ def test_a_text_never_passes_for_bytes():
 @pytest.mark.parametrize(
     "name", ["../../etc", "a..b", "a//b", "", ".hidden", "a b", "a\x00", "a\n", "‮abc", "a%2f" + "b" * 200]
 )
-def test_a_model_name_that_could_be_a_path_is_a_bad_body(name):
+def test_a_model_name_that_could_be_a_path_is_a_bad_body(name) -> None:
     body = Static(models=(ModelFacts(name="good", engine=0, aliases=(name,)),))
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(encode_static(body))
@@ -190,13 +190,13 @@ def test_a_model_name_that_could_be_a_path_is_a_bad_body(name):
 
 
 @pytest.mark.parametrize("name", ["", "engü", "a\r\nx: y", "a\x1b[2J", "A", "-a", "a b", "a" * 33, "a\n"])
-def test_an_engine_name_that_could_be_more_than_a_name_is_a_bad_body(name):
+def test_an_engine_name_that_could_be_more_than_a_name_is_a_bad_body(name) -> None:
     raw = encode_static(Static(engines=(EngineFacts(name=name, kind="openai"),)))
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(raw)
 
 
-def test_other_texts_of_a_record_read_as_printable_ascii():
+def test_other_texts_of_a_record_read_as_printable_ascii() -> None:
     evil = "é\r\n\x1b"
     body = Static(
         software=Software(version=evil),
@@ -213,23 +213,23 @@ def test_other_texts_of_a_record_read_as_printable_ascii():
     assert engine.labels == (Label(key="????", value="room ????"),)
 
 
-def test_an_address_is_four_or_sixteen_bytes():
+def test_an_address_is_four_or_sixteen_bytes() -> None:
     raw = msgpack.packb([[[bytes(5), 7_433, 7_434]]])
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(raw)
 
 
-def test_a_port_below_1024_is_a_bad_body():
+def test_a_port_below_1024_is_a_bad_body() -> None:
     raw = msgpack.packb([[[bytes(4), 80, 7_434]]])
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(raw)
 
 
-def test_encode_leave_is_two_bytes():
+def test_encode_leave_is_two_bytes() -> None:
     assert encode_leave(Leave(reason=LeaveReason.RESTART)) == b"\x91\x02"
 
 
-def test_headers_files_and_messages_have_their_own_bounds():
+def test_headers_files_and_messages_have_their_own_bounds() -> None:
     header = msgspec.structs.replace(_header(), body=bytes(3_000))
     with pytest.raises(RemoteFault, match="over_cap"):
         read_header(codec.encode(header), MESH8)

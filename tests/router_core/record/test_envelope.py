@@ -51,15 +51,15 @@ def elements(header: Header = V) -> list[object]:
     return list(msgpack.unpackb(codec.encode(header)))
 
 
-def test_what_is_sealed_unseals_to_the_same_header():
+def test_what_is_sealed_unseals_to_the_same_header() -> None:
     assert unseal(seal(V, KEY), MESH8, KEY.key32, VERIFIER) == V
 
 
-def test_the_layout_is_that_of_the_wire():
+def test_the_layout_is_that_of_the_wire() -> None:
     assert elements() == [1, 1, MESH8, V.id16, 3, 9, 7, 1_000, 2_000, [1, b"digest-8"], b"\x90"]
 
 
-def test_no_header_is_longer_than_its_budget():
+def test_no_header_is_longer_than_its_budget() -> None:
     longest = replace(
         V,
         epoch=2**63 - 1,
@@ -74,7 +74,7 @@ def test_no_header_is_longer_than_its_budget():
 
 
 @pytest.mark.threat("T13")
-def test_every_flipped_byte_of_a_sealed_record_is_refused():
+def test_every_flipped_byte_of_a_sealed_record_is_refused() -> None:
     sealed = seal(V, KEY)
     for at in range(len(sealed.signed)):
         altered = bytearray(sealed.signed)
@@ -89,34 +89,34 @@ def test_every_flipped_byte_of_a_sealed_record_is_refused():
 
 
 @pytest.mark.threat("T13")
-def test_a_record_signed_by_another_node_is_refused():
+def test_a_record_signed_by_another_node_is_refused() -> None:
     assert not verify(seal(V, OTHER), KEY.key32, VERIFIER)
 
 
-def test_a_signature_of_another_domain_does_not_count():
+def test_a_signature_of_another_domain_does_not_count() -> None:
     signed = codec.encode(V)
     assert verify(Sealed(signed, KEY.sign(RECORD_DOMAIN + signed)), KEY.key32, VERIFIER)
     assert not verify(Sealed(signed, KEY.sign(ENDORSE_DOMAIN + signed)), KEY.key32, VERIFIER)
     assert not verify(Sealed(signed, KEY.sign(signed)), KEY.key32, VERIFIER)
 
 
-def test_a_key_or_signature_of_the_wrong_length_is_false_not_an_error():
+def test_a_key_or_signature_of_the_wrong_length_is_false_not_an_error() -> None:
     assert not VERIFIER.verify(b"short", bytes(64), b"")
     assert not VERIFIER.verify(KEY.key32, b"short", b"")
 
 
 @pytest.mark.threat("T28")
 @pytest.mark.parametrize("version", [0, 2, 200])
-def test_another_version_is_unsupported_whatever_its_layout(version):
+def test_another_version_is_unsupported_whatever_its_layout(version) -> None:
     assert reason(msgpack.packb([version, 1, b"whatever"])) == "unsupported_version"
 
 
 @pytest.mark.parametrize("kind", [0, 4, 5, 6, 200])
-def test_a_kind_that_is_no_state_record_is_unknown(kind):
+def test_a_kind_that_is_no_state_record_is_unknown(kind) -> None:
     assert reason(codec.encode(replace(V, kind=kind))) == "unknown_kind"
 
 
-def test_a_record_of_another_mesh_is_told_apart():
+def test_a_record_of_another_mesh_is_told_apart() -> None:
     assert reason(codec.encode(V), b"another8") == "wrong_mesh"
 
 
@@ -124,7 +124,7 @@ def test_a_record_of_another_mesh_is_told_apart():
 @pytest.mark.parametrize(
     ("kind", "cap"), [(Kind.V, limits.V_SIGNED), (Kind.S, limits.S_SIGNED), (Kind.L, limits.L_SIGNED)]
 )
-def test_the_cap_of_a_kind_is_exact(kind, cap):
+def test_the_cap_of_a_kind_is_exact(kind, cap) -> None:
     header = replace(V, kind=kind)
     if kind != Kind.V:
         header = replace(header, due_ms=0, sref=None)
@@ -137,7 +137,7 @@ def test_the_cap_of_a_kind_is_exact(kind, cap):
         seal(replace(header, body=bytes(cap - overhead + 1)), KEY)
 
 
-def test_a_blob_above_every_cap_is_over_cap():
+def test_a_blob_above_every_cap_is_over_cap() -> None:
     assert reason(bytes(limits.RECORD_HEADER + 1)) == "over_cap"
 
 
@@ -159,26 +159,26 @@ def test_a_blob_above_every_cap_is_over_cap():
         {"body": "text"},
     ],
 )
-def test_a_value_out_of_place_is_a_bad_header(change):
+def test_a_value_out_of_place_is_a_bad_header(change) -> None:
     assert reason(codec.encode(replace(V, **change))) == "bad_header"
 
 
 @pytest.mark.parametrize("cut", range(11))
-def test_a_header_cut_short_is_a_bad_header(cut):
+def test_a_header_cut_short_is_a_bad_header(cut) -> None:
     whole = elements()
     whole[9] = None
     assert reason(msgpack.packb(whole[:cut])) == "bad_header"
 
 
-def test_what_follows_the_body_is_ignored():
+def test_what_follows_the_body_is_ignored() -> None:
     assert read_header(msgpack.packb([*elements(), 7, [1]]), MESH8) == V
 
 
-def test_a_header_is_judged_without_touching_the_body():
+def test_a_header_is_judged_without_touching_the_body() -> None:
     assert read_header(codec.encode(replace(V, body=b"\xc1 no msgpack")), MESH8).body == b"\xc1 no msgpack"
 
 
-def test_an_sref_names_one_static_record():
+def test_an_sref_names_one_static_record() -> None:
     signed = codec.encode(V)
     assert sref_of(5, signed) == sref_of(5, signed)
     assert sref_of(5, signed) != sref_of(5, signed + b"x")
@@ -187,5 +187,5 @@ def test_an_sref_names_one_static_record():
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_a_header_or_a_remote_fault(data):
+def test_any_bytes_are_a_header_or_a_remote_fault(data) -> None:
     assert reason(data) in {"bad_header", "unsupported_version", "unknown_kind", "over_cap", "wrong_mesh"}

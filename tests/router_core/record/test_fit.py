@@ -64,7 +64,7 @@ def full_volatile(residents: int, busy: bool = False) -> Volatile:
 
 @SHORT
 @given(body=wild_volatiles)
-def test_whatever_an_origin_measured_fits_and_reads(body):
+def test_whatever_an_origin_measured_fits_and_reads(body) -> None:
     fitted = fit_volatile(body)
     data = encode_volatile(fitted)
     assert len(data) <= V_BODY_MOST
@@ -74,7 +74,7 @@ def test_whatever_an_origin_measured_fits_and_reads(body):
 
 @SHORT
 @given(body=wild_statics)
-def test_whatever_an_origin_is_fits_and_reads(body):
+def test_whatever_an_origin_is_fits_and_reads(body) -> None:
     fitted = fit_static(body)
     data = encode_static(fitted)
     assert len(data) <= S_BODY_MOST
@@ -82,26 +82,26 @@ def test_whatever_an_origin_is_fits_and_reads(body):
     assert fit_static(fitted) == fitted
 
 
-def test_numbers_move_to_the_nearest_end_of_their_range():
+def test_numbers_move_to_the_nearest_end_of_their_range() -> None:
     body = in_range(Volatile(level=9, host=HostLoad(ram_available_mib=2**40, cpu_external_pct=-3)))
     assert (body.level, body.host.ram_available_mib, body.host.cpu_external_pct) == (3, BIG, 0)
 
 
-def test_unknown_stays_unknown():
+def test_unknown_stays_unknown() -> None:
     assert in_range(Volatile()).host.ram_available_mib is None
 
 
-def test_texts_are_printable_ascii_within_their_limit():
+def test_texts_are_printable_ascii_within_their_limit() -> None:
     body = in_range(Static(gpus=(GpuFacts(uuid8=bytes(8), name="Gé\r\n\x1b" + 80 * "x"),)))
     assert body.gpus[0].name == "G????" + 59 * "x"
 
 
-def test_a_body_in_range_is_the_same_object():
+def test_a_body_in_range_is_the_same_object() -> None:
     body = full_volatile(3)
     assert in_range(body) is body
 
 
-def test_demand_goes_first_then_unlinked_then_the_oldest_seen():
+def test_demand_goes_first_then_unlinked_then_the_oldest_seen() -> None:
     small = full_volatile(0)
     sizes = [len(encode_volatile(full_volatile(n))) for n in range(40)]
     just_over = next(n for n, size in enumerate(sizes) if size > V_BODY_MOST)
@@ -118,7 +118,7 @@ def test_demand_goes_first_then_unlinked_then_the_oldest_seen():
     assert len(fitted.residents) == just_over + 14
 
 
-def test_then_models_without_a_request_go_longest_idle_first():
+def test_then_models_without_a_request_go_longest_idle_first() -> None:
     body = full_volatile(48)
     busy = tuple(replace(model, waiting=1) for model in body.residents[30:])
     fitted = fit_volatile(replace(body, residents=body.residents[:30] + busy))
@@ -127,13 +127,13 @@ def test_then_models_without_a_request_go_longest_idle_first():
     assert kept == [*range(len(kept) - 18), *range(30, 48)]
 
 
-def test_more_unlinked_than_fit_become_relay_all():
+def test_more_unlinked_than_fit_become_relay_all() -> None:
     fitted = fit_volatile(Volatile(unlinked=(bytes(8),) * 9))
     assert fitted.unlinked == ()
     assert fitted.flags == Flag.RELAY_ALL
 
 
-def test_what_cannot_be_cut_is_our_own_fault():
+def test_what_cannot_be_cut_is_our_own_fault() -> None:
     with pytest.raises(LocalMisuse, match=str(V_BODY_MOST)):
         fit_volatile(full_volatile(48, busy=True))
     with pytest.raises(LocalMisuse, match="17 gpus, limit 16"):
@@ -155,7 +155,7 @@ def models(count: int, size: int = 100) -> tuple[ModelFacts, ...]:
     )
 
 
-def test_aliases_go_before_profiles_and_profiles_before_models():
+def test_aliases_go_before_profiles_and_profiles_before_models() -> None:
     profiles = tuple(ProfileFacts(model=i, engine=0, ctx=BIG, vram_mib=BIG, idle_h=i) for i in range(64))
     fitted = fit_static(Static(models=models(64), profiles=profiles))
     assert all(model.aliases == () for model in fitted.models)
@@ -170,7 +170,7 @@ def test_aliases_go_before_profiles_and_profiles_before_models():
     assert len(fitted.models) == 64
 
 
-def test_ranked_models_are_kept_and_profiles_follow_their_positions():
+def test_ranked_models_are_kept_and_profiles_follow_their_positions() -> None:
     body = Static(
         models=models(80),
         profiles=(ProfileFacts(model=79, engine=0, n=79), ProfileFacts(model=70, engine=0, n=70)),
@@ -185,12 +185,12 @@ def test_ranked_models_are_kept_and_profiles_follow_their_positions():
     assert fitted.models_total == 80
 
 
-def test_a_model_no_reader_would_accept_is_not_sent():
+def test_a_model_no_reader_would_accept_is_not_sent() -> None:
     fitted = fit_static(Static(models=(ModelFacts(name="../x", engine=0), ModelFacts(name="ok", engine=0))))
     assert [model.name for model in fitted.models] == ["ok"]
 
 
-def test_fitting_keeps_the_largest_static_in_bounds():
+def test_fitting_keeps_the_largest_static_in_bounds() -> None:
     labels = tuple(Label(key="k" * 32, value="v" * 32) for _ in range(16))
     engines = tuple(
         EngineFacts(name=f"e{i}", kind="k" * 24, version="v" * 32, labels=labels, gpus=tuple(range(16)))

@@ -14,7 +14,7 @@ def told(stamp, *, inst=1, held=None, held_inst=1, same_bytes=False, floor=ZERO,
     )
 
 
-def test_the_first_record_is_newer():
+def test_the_first_record_is_newer() -> None:
     assert told(Stamp(1, 1)) is Verdict.NEWER
 
 
@@ -28,34 +28,34 @@ def test_the_first_record_is_newer():
         (Stamp(2**40, 1), Verdict.NEWER),
     ],
 )
-def test_epoch_comes_before_seq_and_no_jump_is_too_far(stamp, verdict):
+def test_epoch_comes_before_seq_and_no_jump_is_too_far(stamp, verdict) -> None:
     assert told(stamp, held=Stamp(2, 5)) is verdict
 
 
-def test_the_same_stamp_and_bytes_are_a_duplicate():
+def test_the_same_stamp_and_bytes_are_a_duplicate() -> None:
     assert told(Stamp(2, 5), held=Stamp(2, 5), same_bytes=True) is Verdict.DUPLICATE
 
 
-def test_the_same_stamp_with_other_bytes_is_an_equivocation():
+def test_the_same_stamp_with_other_bytes_is_an_equivocation() -> None:
     assert told(Stamp(2, 5), held=Stamp(2, 5)) is Verdict.EQUIVOCATION
 
 
-def test_the_same_stamp_of_another_process_life_is_older():
+def test_the_same_stamp_of_another_process_life_is_older() -> None:
     assert told(Stamp(2, 5), inst=2, held=Stamp(2, 5)) is Verdict.OLDER
 
 
-def test_nothing_at_or_below_the_floor_comes_back_but_a_static_named_by_hash():
+def test_nothing_at_or_below_the_floor_comes_back_but_a_static_named_by_hash() -> None:
     assert told(Stamp(2, 5), floor=Stamp(2, 5)) is Verdict.BELOW_FLOOR
     assert told(Stamp(2, 6), floor=Stamp(2, 5)) is Verdict.NEWER
     assert told(Stamp(2, 5), floor=Stamp(2, 5), named=True) is Verdict.NEWER
 
 
-def test_an_own_record_is_own_whatever_its_stamp():
+def test_an_own_record_is_own_whatever_its_stamp() -> None:
     assert told(Stamp(9, 9), own=True, held=Stamp(1, 1)) is Verdict.OWN
 
 
 @given(arriving=st.lists(st.tuples(stamps, insts), max_size=12), floor=stamps)
-def test_a_slot_that_takes_only_newer_records_never_falls(arriving, floor):
+def test_a_slot_that_takes_only_newer_records_never_falls(arriving, floor) -> None:
     held: Stamp | None = None
     held_inst = 0
     for stamp, inst in arriving:

@@ -53,7 +53,7 @@ def two_models(memory_gib: int) -> dict[str, object]:
     return {"models": models, "memory_bytes": memory_gib * GIB, "load_bytes_per_s": 1.0 * GIB}
 
 
-def test_a_longer_context_generates_slower():
+def test_a_longer_context_generates_slower() -> None:
     bench = Bench(depth_slope=0.5)
     bench.submit(prompt=1_000, output=48)
     bench.run()
@@ -61,7 +61,7 @@ def test_a_longer_context_generates_slower():
     assert bench.ends[0] == 1_000 + 47 * 20 * 1.5
 
 
-def test_answers_get_one_token_for_each_chunk_of_a_prompt_that_is_computed_beside_them():
+def test_answers_get_one_token_for_each_chunk_of_a_prompt_that_is_computed_beside_them() -> None:
     bench = Bench(chunk_tokens=100)
     bench.submit(prompt=1, output=101)
     bench.run(until_ms=1_001)
@@ -71,21 +71,21 @@ def test_answers_get_one_token_for_each_chunk_of_a_prompt_that_is_computed_besid
     assert bench.ends[0] == 1 + alone_ms + stalled_ms + (100 - 50 - 10) * 20
 
 
-def test_a_prompt_alone_is_as_fast_whatever_its_chunks():
+def test_a_prompt_alone_is_as_fast_whatever_its_chunks() -> None:
     bench = Bench(chunk_tokens=100)
     bench.submit()
     bench.run()
     assert (bench.firsts[0], bench.ends[0]) == (1_000, 2_000)
 
 
-def test_a_request_alone_takes_its_prompt_and_its_answer():
+def test_a_request_alone_takes_its_prompt_and_its_answer() -> None:
     bench = Bench()
     bench.submit()
     bench.run()
     assert (bench.firsts[0], bench.ends[0]) == (1_000, 2_000)
 
 
-def test_prompts_share_the_prompt_speed_and_answers_slow_each_other_by_beta():
+def test_prompts_share_the_prompt_speed_and_answers_slow_each_other_by_beta() -> None:
     bench = Bench(beta=0.5)
     bench.submit()
     bench.submit()
@@ -94,7 +94,7 @@ def test_prompts_share_the_prompt_speed_and_answers_slow_each_other_by_beta():
     assert bench.ends == {0: 3_500, 1: 3_500}
 
 
-def test_plain_slots_do_not_slow_each_other():
+def test_plain_slots_do_not_slow_each_other() -> None:
     bench = Bench(shared_prompt=False)
     bench.submit()
     bench.submit()
@@ -102,7 +102,7 @@ def test_plain_slots_do_not_slow_each_other():
     assert bench.ends == {0: 2_000, 1: 2_000}
 
 
-def test_beyond_its_slots_requests_wait_in_order():
+def test_beyond_its_slots_requests_wait_in_order() -> None:
     bench = Bench(slots=1)
     for _ in range(3):
         bench.submit()
@@ -111,7 +111,7 @@ def test_beyond_its_slots_requests_wait_in_order():
     assert bench.ends == {0: 2_000, 1: 4_000, 2: 6_000}
 
 
-def test_a_cold_model_is_loaded_first_and_sooner_the_next_time():
+def test_a_cold_model_is_loaded_first_and_sooner_the_next_time() -> None:
     bench = Bench(warm=(), **two_models(memory_gib=6))
     bench.submit(model="m")
     bench.run(60_000)
@@ -125,7 +125,7 @@ def test_a_cold_model_is_loaded_first_and_sooner_the_next_time():
     assert list(bench.engine.resident) == ["m"]
 
 
-def test_the_longest_unused_model_goes_first():
+def test_the_longest_unused_model_goes_first() -> None:
     models = tuple(ModelSpec(name=name, size_bytes=4 * GIB, pp=1e3, tg=50.0) for name in "mno")
     bench = Bench(warm=("m", "n"), models=models, memory_bytes=10 * GIB, load_bytes_per_s=1.0 * GIB)
     bench.submit(model="m")
@@ -139,7 +139,7 @@ def test_the_longest_unused_model_goes_first():
     assert set(bench.engine.resident) == {"m", "o"}
 
 
-def test_a_busy_model_is_never_evicted_and_the_queue_waits_for_it():
+def test_a_busy_model_is_never_evicted_and_the_queue_waits_for_it() -> None:
     bench = Bench(**two_models(memory_gib=6))
     bench.submit(model="m", output=501)
     bench.submit(model="n")
@@ -152,7 +152,7 @@ def test_a_busy_model_is_never_evicted_and_the_queue_waits_for_it():
     assert bench.ends[2] > bench.ends[1]
 
 
-def test_while_one_model_loads_requests_for_warm_ones_go_on():
+def test_while_one_model_loads_requests_for_warm_ones_go_on() -> None:
     bench = Bench(slots=3, **two_models(memory_gib=20))
     bench.submit(model="n")
     bench.submit(model="m")
@@ -160,7 +160,7 @@ def test_while_one_model_loads_requests_for_warm_ones_go_on():
     assert bench.firsts == {1: 1_000, 0: 5_000}
 
 
-def test_a_cancelled_request_reports_nothing_and_frees_its_slot():
+def test_a_cancelled_request_reports_nothing_and_frees_its_slot() -> None:
     bench = Bench(slots=1)
     bench.submit(output=5_001)
     bench.submit()
@@ -171,7 +171,7 @@ def test_a_cancelled_request_reports_nothing_and_frees_its_slot():
     assert bench.ends == {1: 3_500}
 
 
-def test_a_frozen_engine_accepts_and_stays_silent():
+def test_a_frozen_engine_accepts_and_stays_silent() -> None:
     bench = Bench()
     bench.engine.frozen = True
     bench.submit()
@@ -179,7 +179,7 @@ def test_a_frozen_engine_accepts_and_stays_silent():
     assert not bench.firsts
 
 
-def test_known_prompt_blocks_are_not_computed_again():
+def test_known_prompt_blocks_are_not_computed_again() -> None:
     bench = Bench(cache_blocks=8)
     bench.submit(prompt=1_024, blocks=(1, 2))
     bench.run(10_000)
@@ -188,7 +188,7 @@ def test_known_prompt_blocks_are_not_computed_again():
     assert bench.jobs[1].computed == 512
 
 
-def test_blocks_that_were_not_used_for_long_are_forgotten():
+def test_blocks_that_were_not_used_for_long_are_forgotten() -> None:
     bench = Bench(cache_blocks=2)
     for blocks in ((1, 2), (3, 4)):
         bench.submit(prompt=1_024, blocks=blocks)
@@ -198,7 +198,7 @@ def test_blocks_that_were_not_used_for_long_are_forgotten():
     assert bench.jobs[2].computed == 1_024
 
 
-def test_capacity_is_what_full_slots_sustain():
+def test_capacity_is_what_full_slots_sustain() -> None:
     spec = Bench(slots=4, beta=0.0).engine.spec
     assert capacity_rps(spec, [("m", 1, 100)] * 200) == pytest.approx(4 * 50 / 100, rel=0.05)
 
@@ -212,7 +212,7 @@ works = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(work=works, slots=st.integers(1, 4), memory=st.sampled_from((6, 20)), beta=st.floats(0.0, 1.0))
-def test_whatever_comes_ends_once_and_nothing_is_left(work, slots, memory, beta):
+def test_whatever_comes_ends_once_and_nothing_is_left(work, slots, memory, beta) -> None:
     bench = Bench(slots=slots, beta=beta, **two_models(memory_gib=memory))
     for model, prompt, output, at_ms in work:
         bench.timeline.at(
@@ -228,7 +228,7 @@ def test_whatever_comes_ends_once_and_nothing_is_left(work, slots, memory, beta)
 
 @settings(max_examples=40, deadline=None)
 @given(work=st.lists(st.tuples(st.integers(1, 4_000), st.integers(1, 400)), min_size=1, max_size=12))
-def test_a_forecast_is_when_the_last_request_really_ends(work):
+def test_a_forecast_is_when_the_last_request_really_ends(work) -> None:
     bench = Bench(beta=0.2)
     for prompt, output in work[:-1]:
         bench.submit(prompt, output)

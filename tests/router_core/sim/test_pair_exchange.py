@@ -83,25 +83,25 @@ def serves(trial: Trial, node: str, attempt: int) -> None:
     trial.timeline.after(1_000, lambda: trial.perform(trial.machine.ended(attempt, trial.timeline.now)))
 
 
-def test_13_an_owner_that_is_always_busy_is_tried_five_times():
+def test_13_an_owner_that_is_always_busy_is_tried_five_times() -> None:
     trial = Trial(says(503), "a").run()
     assert [at for _, at in trial.seconds] == [0, 1, 3, 7, 15]
     assert trial.answer == (503, 15_000)
 
 
-def test_14_two_refusing_owners_are_tried_in_rounds():
+def test_14_two_refusing_owners_are_tried_in_rounds() -> None:
     trial = Trial(refuses, "a", "b").run()
     assert trial.seconds == [("a", 0), ("b", 0), ("a", 2), ("b", 2), ("a", 10)]
     assert trial.answer == (502, 10_000)
 
 
-def test_15_a_silent_owner_costs_two_minutes_each_time():
+def test_15_a_silent_owner_costs_two_minutes_each_time() -> None:
     trial = Trial(is_silent, "a").run()
     assert [at for _, at in trial.seconds] == [0, 121, 243, 367, 495]
     assert trial.answer == (502, 615_000)
 
 
-def test_16_an_owner_that_leaves_is_given_up_at_the_next_check():
+def test_16_an_owner_that_leaves_is_given_up_at_the_next_check() -> None:
     def script(trial: Trial, node: str, attempt: int) -> None:
         (is_silent if node == "a" else serves)(trial, node, attempt)
 
@@ -114,36 +114,36 @@ def test_16_an_owner_that_leaves_is_given_up_at_the_next_check():
     assert trial.answer[0] == 200
 
 
-def test_17_headers_and_then_silence_are_tried_again_after_two_minutes():
+def test_17_headers_and_then_silence_are_tried_again_after_two_minutes() -> None:
     trial = Trial(says(200), "a", "b").run(until_s=121)
     assert trial.seconds == [("a", 0), ("b", 120)]
 
 
-def test_18_without_an_owner_the_answer_comes_at_once():
+def test_18_without_an_owner_the_answer_comes_at_once() -> None:
     trial = Trial(refuses)
     assert trial.answer == (502, 0)
     assert not trial.dials
 
 
-def test_other_client_errors_are_passed_through_at_once():
+def test_other_client_errors_are_passed_through_at_once() -> None:
     trial = Trial(says(400), "a", "b").run()
     assert trial.answer == (400, 0)
     assert len(trial.dials) == 1
 
 
-def test_everybody_hears_of_each_step():
+def test_everybody_hears_of_each_step() -> None:
     trial = Trial(serves, "a").run()
     assert trial.told == [("queued", "a"), ("running", "a"), ("completed", "a")]
 
 
-def test_a_pause_unplaces_the_job_and_frees_its_reservation():
+def test_a_pause_unplaces_the_job_and_frees_its_reservation() -> None:
     trial = Trial(refuses, "a")
     trial.timeline.run_until(500)
     assert trial.told == [("queued", "a"), ("queued", None)]
     assert not trial.proxy.reserved
 
 
-def test_after_the_first_byte_nothing_is_tried_again():
+def test_after_the_first_byte_nothing_is_tried_again() -> None:
     def script(trial: Trial, node: str, attempt: int) -> None:
         says(200)(trial, node, attempt)
         trial.perform(trial.machine.first_byte(attempt, trial.timeline.now))
@@ -153,7 +153,7 @@ def test_after_the_first_byte_nothing_is_tried_again():
     assert trial.machine.deadline is None
 
 
-def test_owners_that_all_left_are_waited_for_until_the_window_ends():
+def test_owners_that_all_left_are_waited_for_until_the_window_ends() -> None:
     def script(trial: Trial, node: str, attempt: int) -> None:
         trial.present.clear()
         refuses(trial, node, attempt)

@@ -79,7 +79,7 @@ def empty(limit: int = 64) -> Roster:
     return Roster(key(0).key32, MESH, limit=limit)
 
 
-def test_an_own_endorsement_makes_a_member():
+def test_an_own_endorsement_makes_a_member() -> None:
     verdict, roster = hear(empty(), e(name="box"))
     assert verdict is Verdict.ACCEPTED
     member = Member(id32=id32(1), der=der(1), roles=FULL_MEMBER, admission=1, name=NodeName("box"))
@@ -87,7 +87,7 @@ def test_an_own_endorsement_makes_a_member():
     assert roster.by_der == {der(1): member}
 
 
-def test_a_roster_never_changes():
+def test_a_roster_never_changes() -> None:
     before = empty()
     hear(before, e())
     assert before.members() == {}
@@ -96,7 +96,7 @@ def test_a_roster_never_changes():
 
 
 @pytest.mark.threat("T27")
-def test_a_removed_id_is_in_no_look_up_and_its_admission_stays_ended():
+def test_a_removed_id_is_in_no_look_up_and_its_admission_stays_ended() -> None:
     verdict, roster = hear(empty(), e(), x())
     assert verdict is Verdict.ACCEPTED
     assert (roster.members(), roster.by_der) == ({}, {})
@@ -106,7 +106,7 @@ def test_a_removed_id_is_in_no_look_up_and_its_admission_stays_ended():
     assert roster.next_admission(id32(1), 1) == 2
 
 
-def test_a_higher_admission_ends_a_removal():
+def test_a_higher_admission_ends_a_removal() -> None:
     verdict, roster = hear(empty(), e(), x(), e(admission=2))
     assert verdict is Verdict.ACCEPTED
     assert len(roster.members()) == 1
@@ -135,28 +135,28 @@ def test_a_higher_admission_ends_a_removal():
         ),
     ],
 )
-def test_a_refused_statement_changes_nothing(heard, then, verdict):
+def test_a_refused_statement_changes_nothing(heard, then, verdict) -> None:
     _, roster = hear(empty(), *heard)
     told, after = hear(roster, then)
     assert told is verdict
     assert after is roster
 
 
-def test_a_second_id_with_an_equal_first_half_is_refused():
+def test_a_second_id_with_an_equal_first_half_is_refused() -> None:
     _, roster = hear(empty(), e())
     twin = replace(roster.entries[id16_of(id32(1))].endorsements[0], id32=Id32(id32(1)[:16] + bytes(16)))
     twin_roster = Roster(key(0).key32, MESH, {id16_of(id32(1)): Entry(endorsements=(twin,))})
     assert hear(twin_roster, e())[0] is Verdict.ID16_TAKEN
 
 
-def test_another_certificate_for_a_pinned_id_is_refused():
+def test_another_certificate_for_a_pinned_id_is_refused() -> None:
     _, roster = hear(empty(), e())
     verdict, after = roster.hear(e(admission=2, certificate=b"other").sealed, VERIFIER, lambda _: id32(1))
     assert verdict is Verdict.CERT_MISMATCH
     assert after is roster
 
 
-def test_the_roster_is_full_at_its_limit_but_a_member_may_be_admitted_anew():
+def test_the_roster_is_full_at_its_limit_but_a_member_may_be_admitted_anew() -> None:
     _, roster = hear(empty(limit=2), e(1), e(2))
     assert hear(roster, e(3))[0] is Verdict.FULL
     assert hear(roster, e(1, admission=2))[0] is Verdict.ACCEPTED
@@ -164,7 +164,7 @@ def test_the_roster_is_full_at_its_limit_but_a_member_may_be_admitted_anew():
     assert hear(roster, e(3))[0] is Verdict.ACCEPTED
 
 
-def test_moving_to_another_mesh_keeps_members_and_removals():
+def test_moving_to_another_mesh_keeps_members_and_removals() -> None:
     _, roster = hear(empty(), e(1, roles=Role.NODE, name="one"), e(2, 5), x(2, 5))
     moved = roster.moved(OTHER_MESH, key(0))
     assert moved.members() == roster.members()
@@ -204,19 +204,19 @@ def entries(draw) -> Entry:
 
 @SHORT
 @given(left=entries(), right=entries())
-def test_joining_commutes(left, right):
+def test_joining_commutes(left, right) -> None:
     assert join(left, right) == join(right, left)
 
 
 @SHORT
 @given(one=entries(), two=entries(), three=entries())
-def test_joining_associates(one, two, three):
+def test_joining_associates(one, two, three) -> None:
     assert join(join(one, two), three) == join(one, join(two, three))
 
 
 @SHORT
 @given(one=entries(), two=entries())
-def test_joining_is_idempotent_and_absorbs(one, two):
+def test_joining_is_idempotent_and_absorbs(one, two) -> None:
     joined = join(one, two)
     assert join(one, one) == one
     assert join(joined, one) == joined
@@ -224,7 +224,7 @@ def test_joining_is_idempotent_and_absorbs(one, two):
 
 @SHORT
 @given(one=entries(), two=entries())
-def test_a_removal_wins_until_a_higher_admission(one, two):
+def test_a_removal_wins_until_a_higher_admission(one, two) -> None:
     joined = join(one, two)
     newest = [entry for entry in (one, two) if entry.admission == joined.admission]
     assert joined.admission == max(one.admission, two.admission)
@@ -233,7 +233,7 @@ def test_a_removal_wins_until_a_higher_admission(one, two):
 
 @SHORT
 @given(one=entries(), two=entries())
-def test_roles_are_what_every_endorser_grants(one, two):
+def test_roles_are_what_every_endorser_grants(one, two) -> None:
     joined = join(one, two)
     for endorsement in joined.endorsements:
         assert joined.roles & endorsement.roles == joined.roles

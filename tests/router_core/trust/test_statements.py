@@ -37,13 +37,13 @@ X = remove(SIGNER, mesh8=MESH8, by=id16_of(ME), id32=THEM, admission=3, reason=R
 
 
 @pytest.mark.parametrize("statement", [E, X], ids=["E", "X"])
-def test_a_statement_reads_as_what_was_signed(statement):
+def test_a_statement_reads_as_what_was_signed(statement) -> None:
     assert read_statement(statement.sealed, MESH8) == statement
     assert verify_statement(statement, SIGNER.key32, Ed25519Verifier())
     assert not verify_statement(statement, SUBJECT.key32, Ed25519Verifier())
 
 
-def test_the_layouts_are_those_of_the_wire():
+def test_the_layouts_are_those_of_the_wire() -> None:
     frame = msgpack.unpackb(E.sealed.signed)
     assert frame[:6] == [1, 4, MESH8, ME[:16], THEM[:16], 3]
     assert msgpack.unpackb(frame[6]) == [THEM, E.der, 11, 2, "them"]
@@ -53,7 +53,7 @@ def test_the_layouts_are_those_of_the_wire():
 
 
 @pytest.mark.parametrize("statement", [E, X], ids=["E", "X"])
-def test_a_signature_in_the_domain_of_records_does_not_count(statement):
+def test_a_signature_in_the_domain_of_records_does_not_count(statement) -> None:
     resigned = Sealed(statement.sealed.signed, SIGNER.sign(RECORD_DOMAIN + statement.sealed.signed))
     assert not verify_statement(read_statement(resigned, MESH8), SIGNER.key32, Ed25519Verifier())
 
@@ -70,7 +70,7 @@ def changed(at: int, value: object, statement=E) -> bytes:
     return msgpack.packb(frame)
 
 
-def test_a_statement_of_another_mesh_is_told_apart():
+def test_a_statement_of_another_mesh_is_told_apart() -> None:
     assert reason(E.sealed.signed, b"another8") == "wrong_mesh"
 
 
@@ -94,18 +94,18 @@ def test_a_statement_of_another_mesh_is_told_apart():
     ],
 )
 @pytest.mark.threat("T17")
-def test_anything_else_is_malformed(signed):
+def test_anything_else_is_malformed(signed) -> None:
     assert reason(signed) == "malformed"
 
 
 @pytest.mark.threat("T17")
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_a_statement_or_a_remote_fault(data):
+def test_any_bytes_are_a_statement_or_a_remote_fault(data) -> None:
     assert reason(data) in {"malformed", "wrong_mesh"}
 
 
-def test_a_node_does_not_endorse_itself():
+def test_a_node_does_not_endorse_itself() -> None:
     with pytest.raises(LocalMisuse):
         endorse(
             SIGNER,

@@ -17,7 +17,7 @@ A, B = a_member("a"), a_member("b")
 MEMBERS = {A.id16: A, B.id16: B}
 
 
-def test_a_change_replaces_the_whole_picture_of_its_origin():
+def test_a_change_replaces_the_whole_picture_of_its_origin() -> None:
     view = a_view(a_change("a", rtt_ms=30))
     assert view.nodes[A.id16].rtt_ms == 30
     later = fold(view, [a_change("a", seq=2, mono_ms=NOW)], MEMBERS, NOW)
@@ -28,23 +28,23 @@ def test_a_change_replaces_the_whole_picture_of_its_origin():
 
 
 @pytest.mark.parametrize("state", [Liveness.GONE, Liveness.LEFT, Liveness.REMOVED])
-def test_a_node_that_went_leaves_the_snapshot(state):
+def test_a_node_that_went_leaves_the_snapshot(state) -> None:
     view = a_view(a_change("a"), a_change("b"))
     later = fold(view, [a_change("a", state=state)], MEMBERS, NOW)
     assert set(later.nodes) == {B.id16}
     assert [ref.node for ref in later.named("tiny")] == [B.id16]
 
 
-def test_a_removed_member_leaves_without_a_change_of_its_own():
+def test_a_removed_member_leaves_without_a_change_of_its_own() -> None:
     view = a_view(a_change("a"), a_change("b"))
     assert set(fold(view, [], {B.id16: B}, NOW).nodes) == {B.id16}
 
 
-def test_a_stranger_never_enters():
+def test_a_stranger_never_enters() -> None:
     assert fold(empty(ME, NodeName("me")), [a_change("a")], {}, NOW).nodes == {}
 
 
-def test_the_own_node_stays_whatever_roster_and_links_say():
+def test_the_own_node_stays_whatever_roster_and_links_say() -> None:
     me = id16_of(ME)
     lonely = a_volatile(flags=int(Flag.LONELY | Flag.CONFLICT))
     view = fold(empty(ME, NodeName("me")), [a_change("a", origin=me, volatile=lonely)], {}, NOW)
@@ -54,7 +54,7 @@ def test_the_own_node_stays_whatever_roster_and_links_say():
     assert gone.own is not None
 
 
-def test_a_new_role_is_judged_at_once():
+def test_a_new_role_is_judged_at_once() -> None:
     view = a_view(a_change("a"))
     assert view.nodes[A.id16].routable
     watcher = replace(A, roles=int(Role.OBSERVER))
@@ -77,11 +77,11 @@ def test_a_new_role_is_judged_at_once():
         ({"volatile": a_volatile(flags=int(Flag.NO_LOAD | Flag.DEGRADED))}, True),
     ],
 )
-def test_routable_needs_freshness_records_and_no_flag_against_it(over, routable):
+def test_routable_needs_freshness_records_and_no_flag_against_it(over, routable) -> None:
     assert a_view(a_change("a", **over)).nodes[A.id16].routable is routable
 
 
-def test_who_takes_no_requests_is_not_routable_until_it_does_again():
+def test_who_takes_no_requests_is_not_routable_until_it_does_again() -> None:
     view = a_view(a_change("a"), a_change("b"))
     cut = fold(view, [], MEMBERS, NOW, {A.id16})
     assert (cut.nodes[A.id16].unreachable, cut.nodes[A.id16].routable) == (True, False)
@@ -92,14 +92,14 @@ def test_who_takes_no_requests_is_not_routable_until_it_does_again():
     assert (again.nodes[A.id16].unreachable, again.nodes[A.id16].routable) == (False, True)
 
 
-def test_the_own_node_is_never_unreachable():
+def test_the_own_node_is_never_unreachable() -> None:
     me = id16_of(ME)
     view = fold(empty(ME, NodeName("me")), [a_change("a", origin=me)], {}, NOW, {me})
     assert view.own is not None
     assert view.own.routable
 
 
-def test_the_index_finds_names_aliases_and_digests():
+def test_the_index_finds_names_aliases_and_digests() -> None:
     digest = bytes(range(32))
     models = (
         ModelFacts(name="tiny", engine=0, aliases=("small", "tiny")),
@@ -112,7 +112,7 @@ def test_the_index_finds_names_aliases_and_digests():
     assert view.named("Tiny") == ()
 
 
-def test_the_index_is_kept_while_offers_do_not_move():
+def test_the_index_is_kept_while_offers_do_not_move() -> None:
     view = a_view(a_change("a"))
     static = view.nodes[A.id16].static
     same = fold(view, [a_change("a", seq=2, static=static)], MEMBERS, NOW)
@@ -122,7 +122,7 @@ def test_the_index_is_kept_while_offers_do_not_move():
     assert view.named("tiny") != ()
 
 
-def test_age_is_computed_by_the_reader_and_never_negative():
+def test_age_is_computed_by_the_reader_and_never_negative() -> None:
     node = a_view(a_change("a", mono_ms=5_000, base_ms=-1_000)).nodes[A.id16]
     assert node.taken_ms == 4_000
     assert node.age_ms(4_500) == 500
@@ -130,7 +130,7 @@ def test_age_is_computed_by_the_reader_and_never_negative():
     assert node.period_ms == 1_000
 
 
-def test_five_periods_make_a_picture_stale():
+def test_five_periods_make_a_picture_stale() -> None:
     assert not is_stale(5_000, 1_000)
     assert is_stale(5_001, 1_000)
 
@@ -149,7 +149,7 @@ _changes = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(_changes)
-def test_folding_one_by_one_or_all_at_once_is_the_same(changes):
+def test_folding_one_by_one_or_all_at_once_is_the_same(changes) -> None:
     at_once = fold(empty(ME, NodeName("me")), changes, MEMBERS, NOW)
     stepped = empty(ME, NodeName("me"))
     for change in changes:
@@ -160,7 +160,7 @@ def test_folding_one_by_one_or_all_at_once_is_the_same(changes):
         assert sorted(map(repr, stepped.by_name[name])) == sorted(map(repr, refs))
 
 
-def test_nodes_that_share_a_name_are_told_apart_for_as_long_as_they_do():
+def test_nodes_that_share_a_name_are_told_apart_for_as_long_as_they_do() -> None:
     """gpustack/gpustack#2046: two hosts called ``ubuntu``."""
     twins = {m.id16: m for m in (replace(A, name=NodeName("ubuntu")), replace(B, name=NodeName("ubuntu")))}
     view = fold(empty(ME, NodeName("me")), [a_change("a"), a_change("b")], twins, NOW)
@@ -171,7 +171,7 @@ def test_nodes_that_share_a_name_are_told_apart_for_as_long_as_they_do():
     assert [node.label for node in alone.nodes.values()] == ["ubuntu"]
 
 
-def test_a_member_that_is_called_as_this_node_is_told_apart_from_it_before_it_is_heard():
+def test_a_member_that_is_called_as_this_node_is_told_apart_from_it_before_it_is_heard() -> None:
     view = fold(empty(ME, A.name), [], {A.id16: A}, NOW)
     assert view.labels[A.node_id] == f"{A.name}~{A.node_id[:4]}"
     assert view.labels[view.node_id] == f"{A.name}~{view.node_id[:4]}"

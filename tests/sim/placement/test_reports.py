@@ -59,13 +59,13 @@ def the_suite(**over: float) -> Tally:
     return Tally([*results, *(a_result(name, rho=rho, **({"cold_loads": 1} | over)) for name, rho in cases)])
 
 
-def test_a_mean_has_the_interval_of_students_t():
+def test_a_mean_has_the_interval_of_students_t() -> None:
     assert mean_of([1.0, 2.0, 3.0]) == Mean(value=2.0, half=pytest.approx(4.30 / 3**0.5), n=3)
     assert mean_of([5.0]).half is None
     assert mean_of([46.3] * 3).half == 0.0, "equal values differ by nothing, whatever their sum rounds to"
 
 
-def test_the_gates_are_ratios_of_means():
+def test_the_gates_are_ratios_of_means() -> None:
     gates = {
         gate.name: gate for gate in headline_gates(the_suite(ttft_p95=0.4, slo_misses=0.9, cold_loads=0))
     }
@@ -78,7 +78,7 @@ def test_the_gates_are_ratios_of_means():
     assert gates["placement.ttft_p95.rho_85.over_pair"].ok is None
 
 
-def test_a_ratio_has_the_interval_of_what_its_seeds_have_in_common():
+def test_a_ratio_has_the_interval_of_what_its_seeds_have_in_common() -> None:
     """Two policies that rise and fall together differ surely, however far both spread."""
     ours = [a_result(policy="balanced", seed=seed, ttft_p95=1.0 * seed) for seed in (1, 2, 3, 4)]
     theirs = [a_result(policy="oracle", seed=seed, ttft_p95=2.0 * seed) for seed in (1, 2, 3, 4, 5)]
@@ -90,7 +90,7 @@ def test_a_ratio_has_the_interval_of_what_its_seeds_have_in_common():
     assert Tally([ours[0], *theirs]).paired("herd", 0.7, "balanced", "oracle", "ttft_p95") is None
 
 
-def test_the_goalposts_stand_where_they_were_set():
+def test_the_goalposts_stand_where_they_were_set() -> None:
     held = {gate.name: (gate.gate, gate.goal) for gate in headline_gates(the_suite())}
     assert {name: limits for name, limits in held.items() if limits != (None, None)} == {
         "placement.ttft_p50.over_pair": (1.15, 1.0),
@@ -111,7 +111,7 @@ def test_the_goalposts_stand_where_they_were_set():
     }
 
 
-def test_a_missed_gate_and_a_leak_are_told_by_the_exit_status():
+def test_a_missed_gate_and_a_leak_are_told_by_the_exit_status() -> None:
     assert exit_of(the_suite(), []) == 0
     good = the_suite(ttft_p50=0.5, ttft_p95=0.4, slo_misses=0.04, cold_loads=0)
     bad = the_suite(ttft_p50=0.5, ttft_p95=0.6, slo_misses=0.04, cold_loads=0)
@@ -120,7 +120,7 @@ def test_a_missed_gate_and_a_leak_are_told_by_the_exit_status():
     assert exit_of(the_suite(leaks=1), []) == 1
 
 
-def test_a_ratio_to_nothing_is_a_missed_gate_and_valid_json():
+def test_a_ratio_to_nothing_is_a_missed_gate_and_valid_json() -> None:
     tally = the_suite(cold_loads=5)
     nothing = Tally(
         [replace(one, cold_loads=0) if one.policy == "pair-1.0" else one for one in all_of(tally)]
@@ -135,25 +135,25 @@ def all_of(tally: Tally) -> list[Result]:
     return [result for case in tally.cases for result in tally.results(case)]
 
 
-def test_a_leak_fails_the_suite():
+def test_a_leak_fails_the_suite() -> None:
     assert the_suite(leaks=1).leaks == 5
     assert {gate.name: gate.ok for gate in headline_gates(the_suite(leaks=1))}[
         "placement.in_flight_leak"
     ] is False
 
 
-def test_a_gate_at_its_limit_is_met():
+def test_a_gate_at_its_limit_is_met() -> None:
     assert Gate(name="g", value=1.0, unit="s", baseline=2.0, ratio=0.5, gate=0.5).ok
     assert Gate(name="g", value=1.0, unit="s", baseline=2.0, ratio=0.51, gate=0.5).ok is False
 
 
-def test_counts_are_told_as_whole_numbers_and_never_as_powers_of_ten():
+def test_counts_are_told_as_whole_numbers_and_never_as_powers_of_ten() -> None:
     runs = [a_result(seed=seed, refusals=count) for seed, count in ((1, 1_030), (2, 1_250))]
     (*_, line) = table(Tally(runs), "herd", 0.7, [("refusals", "refusals")])
     assert line.split() == ["refusals", "1140", "±", "1398"]
 
 
-def test_a_table_holds_every_figure_of_every_policy():
+def test_a_table_holds_every_figure_of_every_policy() -> None:
     head, seeds, *lines = table(the_suite(away=0.25), "herd", 0.7, FIGURES_TOLD)
     assert seeds.split() == ["seeds", "1", "1", "1", "1", "1"]
     assert head.split() == ["oracle", "pair-1.0", "least-count", "clairvoyant", "balanced"]
@@ -164,7 +164,7 @@ def test_a_table_holds_every_figure_of_every_policy():
         assert wanted in told
 
 
-def test_bars_are_as_long_as_their_means():
+def test_bars_are_as_long_as_their_means() -> None:
     rows = [
         Bar(label=name, mean=Mean(value=value, half=None, n=1)) for name, value in (("a", 1.0), ("b", 4.0))
     ]
@@ -173,7 +173,7 @@ def test_bars_are_as_long_as_their_means():
     assert second == pytest.approx(4 * first, rel=0.01)
 
 
-def test_pictures_are_well_formed_and_escape_names():
+def test_pictures_are_well_formed_and_escape_names() -> None:
     text = bars("a < b", "s", [Bar(label="x & y", mean=Mean(value=2.0, half=0.5, n=3))])
     assert ElementTree.fromstring(text).tag.endswith("svg")
     drawn = pictures(the_suite(), [("ttft_p95", "s")])
@@ -213,12 +213,12 @@ def test_pictures_are_well_formed_and_escape_names():
         ({"load": {"routers": [0]}}, "not all 0"),
     ],
 )
-def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(fault, said):
+def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(fault, said) -> None:
     with pytest.raises(LocalMisuse, match=said):
         parse_scenario({"name": "x", "node": [NODE]} | fault)
 
 
-def test_published_measurements_replace_what_a_file_says_where_they_are_at_hand():
+def test_published_measurements_replace_what_a_file_says_where_they_are_at_hand() -> None:
     scenario = parse_scenario(
         {"name": "x", "batching": "Qwen", "beta": 0.2, "node": [NODE | {"gpu": "4090"}]}
     )
@@ -228,13 +228,13 @@ def test_published_measurements_replace_what_a_file_says_where_they_are_at_hand(
     assert (told.engine.models[0].pp, told.engine.models[0].tg, told.engine.beta) == (7_000.0, 128.0, 0.07)
 
 
-def test_a_host_on_which_nothing_fits_is_refused():
+def test_a_host_on_which_nothing_fits_is_refused() -> None:
     scenario = parse_scenario({"name": "x", "node": [NODE | {"memory_gib": 1.0}]})
     with pytest.raises(LocalMisuse, match="no model of x fits on a"):
         scenario.specs(shared_data.built_in().measured)
 
 
-def test_unknown_policies_and_lengths_are_refused():
+def test_unknown_policies_and_lengths_are_refused() -> None:
     scenario = parse_scenario({"name": "x", "node": [NODE], "load": {"lengths": "nowhere"}})
     with pytest.raises(LocalMisuse, match="policy 'best' is unknown"):
         play(scenario, "best", 0.5, 1, shared_data.built_in())
@@ -242,7 +242,7 @@ def test_unknown_policies_and_lengths_are_refused():
         play(scenario, "balanced", 0.5, 1, shared_data.built_in())
 
 
-def test_a_host_of_more_slots_than_there_are_sizes_is_as_busy_as_was_asked():
+def test_a_host_of_more_slots_than_there_are_sizes_is_as_busy_as_was_asked() -> None:
     def gap_ms(slots: int) -> float:
         scenario = parse_scenario({"name": "x", "node": [NODE | {"slots": slots}], "load": {"requests": 500}})
         supply = shared_data.built_in()
@@ -252,7 +252,7 @@ def test_a_host_of_more_slots_than_there_are_sizes_is_as_busy_as_was_asked():
     assert gap_ms(400) == pytest.approx(gap_ms(200), rel=0.3)
 
 
-def test_a_mix_of_fewer_requests_than_there_are_slots_is_played_or_refused():
+def test_a_mix_of_fewer_requests_than_there_are_slots_is_played_or_refused() -> None:
     mixed = {"name": "x", "node": [NODE | {"slots": 64}], "load": {"arrivals": "mixed", "requests": 20}}
     assert play(parse_scenario(mixed), "oracle", 0.5, 1, shared_data.built_in()).requests > 0
     mixed["load"] = {"arrivals": "mixed", "requests": 1}
@@ -269,13 +269,13 @@ def test_a_mix_of_fewer_requests_than_there_are_slots_is_played_or_refused():
         (None, 9_000, 504, True),
     ],
 )
-def test_an_answer_misses_its_target_late_slow_or_never(first_ms, end_ms, status, late):
+def test_an_answer_misses_its_target_late_slow_or_never(first_ms, end_ms, status, late) -> None:
     arrival = Arrival(at_ms=0, router=0, model="m", prompt=1, output=101)
     ask = Ask(number=0, arrival=arrival, text_bytes=1, first_ms=first_ms, end_ms=end_ms, status=status)
     assert missed(ask, PlacementPolicy()) is late
 
 
-def test_traces_are_read_as_they_were_published(tmp_path):
+def test_traces_are_read_as_they_were_published(tmp_path) -> None:
     traces, profiles = tmp_path / "traces", tmp_path / "profiles"
     traces.mkdir()
     profiles.mkdir()
@@ -326,7 +326,7 @@ def run(*told: str) -> int:
     return simulate_placement.main(parser.parse_args([*told, "--jobs=1"]))
 
 
-def test_the_command_prints_one_object_a_line_and_writes_pictures(capsys, tmp_path):
+def test_the_command_prints_one_object_a_line_and_writes_pictures(capsys, tmp_path) -> None:
     assert run("frozen", "--built-in", "--seeds=1", "--json", "--policies=pair-1.0", f"--svg={tmp_path}") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"name", "value", "unit", "baseline", "ratio", "gate", "ok"} <= lines[0].keys()
@@ -334,7 +334,7 @@ def test_the_command_prints_one_object_a_line_and_writes_pictures(capsys, tmp_pa
     assert (tmp_path / "frozen-00-ttft_p95.svg").exists()
 
 
-def test_the_command_prints_tables_for_people(capsys):
+def test_the_command_prints_tables_for_people(capsys) -> None:
     assert run("frozen", "--built-in", "--seeds=1", "--policies=pair-1.0") == 0
     assert "ttft_p95" in capsys.readouterr().out
 
@@ -350,7 +350,7 @@ def test_the_command_prints_tables_for_people(capsys):
         (["--policies=p2c", "--suite=headline"], "a suite says itself"),
     ],
 )
-def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys):
+def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys) -> None:
     assert run(*told) == 2
     out, err = capsys.readouterr()
     assert said in err
@@ -358,21 +358,21 @@ def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys):
 
 
 @pytest.mark.parametrize("told", ["--seeds=0", "--requests=0", "--requests=-5", "--jobs=0", "--seeds=many"])
-def test_a_count_of_nothing_is_a_wrong_request(told, capsys):
+def test_a_count_of_nothing_is_a_wrong_request(told, capsys) -> None:
     with pytest.raises(SystemExit) as left:
         run("frozen", told)
     assert left.value.code == 2
     assert told.partition("=")[2] in capsys.readouterr().err
 
 
-def test_one_request_is_enough_to_be_measured(capsys):
+def test_one_request_is_enough_to_be_measured(capsys) -> None:
     assert run("herd", "--built-in", "--seeds=1", "--requests=1", "--policies=balanced, oracle") == 0
     out = capsys.readouterr().out
     assert "built-in workloads" in out
     assert "oracle" in out
 
 
-def test_a_scenario_that_is_named_twice_is_played_once(capsys):
+def test_a_scenario_that_is_named_twice_is_played_once(capsys) -> None:
     assert run("frozen", "frozen", "--built-in", "--seeds=1", "--policies=pair-1.0,pair-1.0") == 0
     assert "1 runs" in capsys.readouterr().out
 
@@ -380,7 +380,7 @@ def test_a_scenario_that_is_named_twice_is_played_once(capsys):
 NODE_TOML = '[[node]]\nname = "a"\npp = 1000\ntg = 50\nslots = 2\n'
 
 
-def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(capsys, tmp_path):
+def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(capsys, tmp_path) -> None:
     (tmp_path / "house.toml").write_text(f'name = "house"\npolicies = ["balanced"]\n{NODE_TOML}')
     (tmp_path / "busy.toml").write_text('base = "house.toml"\nname = "busy"\n[load]\nrhos = [0.9]\n')
     assert run(str(tmp_path / "busy.toml"), "--built-in", "--seeds=1", "--requests=20") == 0
@@ -398,26 +398,26 @@ def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(capsys, tmp_p
         (b'name = "herd"\n' + NODE_TOML.encode(), "is named herd as another one is"),
     ],
 )
-def test_a_scenario_file_that_is_wrong_is_told(text, said, capsys, tmp_path):
+def test_a_scenario_file_that_is_wrong_is_told(text, said, capsys, tmp_path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_bytes(text)
     assert run("herd", str(mine), "--built-in", "--seeds=1", "--requests=1") == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_of_traces_that_lacks_some_is_told(capsys, tmp_path):
+def test_a_folder_of_traces_that_lacks_some_is_told(capsys, tmp_path) -> None:
     (tmp_path / "traces").mkdir()
     assert run("herd", f"--shared={tmp_path}", "--seeds=1", "--requests=1") == 2
     assert "AzureLLMInferenceTrace_conv_2023.csv: No such file" in capsys.readouterr().err
 
 
-def test_a_scenario_may_build_on_another():
+def test_a_scenario_may_build_on_another() -> None:
     skew, herd = simulate_placement.read_scenario("skew"), simulate_placement.read_scenario("herd-slots")
     assert skew.node == herd.node
     assert skew.load == replace(herd.load, rhos=(0.7,), routers=skew.load.routers)
 
 
-def test_the_headline_covers_every_gate():
+def test_the_headline_covers_every_gate() -> None:
     parser = ArgumentParser()
     simulate_placement.add_arguments(parser)
     runs = simulate_placement.headline_runs(parser.parse_args(["--suite=headline"]))

@@ -23,7 +23,7 @@ def an_effect(value: float, half: float | None, tried: Try = SLOWER, scenario: s
     return Effect(tried=tried, scenario=scenario, change=Mean(value=value, half=half, n=4))
 
 
-def test_every_knob_is_a_number_of_the_policy_and_tries_another_value():
+def test_every_knob_is_a_number_of_the_policy_and_tries_another_value() -> None:
     for knob in KNOBS:
         for value in knob.values:
             other = tuning.changed(SHIPS, {knob.path: value})
@@ -31,17 +31,17 @@ def test_every_knob_is_a_number_of_the_policy_and_tries_another_value():
 
 
 @pytest.mark.parametrize("path", ["weights", "weights.luck", "luck", "name", "tie_fixed.more"])
-def test_what_is_no_number_of_the_policy_is_refused(path: str):
+def test_what_is_no_number_of_the_policy_is_refused(path: str) -> None:
     with pytest.raises(LocalMisuse, match="is no number of the policy"):
         tuning.changed(SHIPS, {path: 1.0})
 
 
-def test_a_value_the_policy_does_not_allow_is_refused():
+def test_a_value_the_policy_does_not_allow_is_refused() -> None:
     with pytest.raises(LocalMisuse, match="weight speed"):
         tuning.changed(SHIPS, {"weights.speed": 2.0})
 
 
-def test_the_parts_share_no_request_and_no_client():
+def test_the_parts_share_no_request_and_no_client() -> None:
     supply = built_in()
     train, held = (tuning.part_of(supply, part) for part in Part)
     for name, lengths in supply.lengths.items():
@@ -56,7 +56,7 @@ def told(*words: str) -> Namespace:
     return parser.parse_args([*words, "--built-in", "--jobs=1"])
 
 
-def test_what_was_chosen_is_judged_on_requests_that_nothing_was_chosen_on():
+def test_what_was_chosen_is_judged_on_requests_that_nothing_was_chosen_on() -> None:
     args = told("herd", "--seeds=2", "--requests=60")
     scenarios = [sized(read_scenario("herd"), args.requests)]
     taken = {"weights.speed": 0.4}
@@ -74,12 +74,12 @@ def test_what_was_chosen_is_judged_on_requests_that_nothing_was_chosen_on():
 
 
 @pytest.mark.parametrize("wrong", ["--seeds=0", "--seeds=1000", "--requests=0"])
-def test_as_many_seeds_as_would_be_those_of_the_other_part_are_a_wrong_request(wrong: str):
+def test_as_many_seeds_as_would_be_those_of_the_other_part_are_a_wrong_request(wrong: str) -> None:
     with pytest.raises(SystemExit):
         told(wrong)
 
 
-def test_equal_runs_have_no_effect_and_runs_are_compared_by_scenario_and_seed():
+def test_equal_runs_have_no_effect_and_runs_are_compared_by_scenario_and_seed() -> None:
     shipped = [a_result(seed=seed, ttft_p95=float(seed)) for seed in (1, 2, 3)]
     (effect,) = tuning.effects({SHIPPED: shipped, SLOWER: shipped})
     assert effect.change == Mean(value=0.0, half=0.0, n=3)
@@ -89,7 +89,7 @@ def test_equal_runs_have_no_effect_and_runs_are_compared_by_scenario_and_seed():
     assert tuning.surely(effect.change) == 1
 
 
-def test_only_what_is_surely_better_somewhere_and_surely_worse_nowhere_is_taken_over():
+def test_only_what_is_surely_better_somewhere_and_surely_worse_nowhere_is_taken_over() -> None:
     assert tuning.better([an_effect(-0.2, 0.1)]) == {"weights.speed": 0.05}
     assert tuning.better([an_effect(-0.2, 0.3)]) == {}, "chance explains it"
     assert tuning.better([an_effect(-0.2, None)]) == {}, "one seed says nothing"
@@ -100,7 +100,7 @@ def test_only_what_is_surely_better_somewhere_and_surely_worse_nowhere_is_taken_
 
 def test_the_verb_prints_each_try_and_what_it_would_take_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     words = "simulate tune herd --knobs tie_fixed --seeds 2 --requests 60 --built-in --jobs 1"
     monkeypatch.setattr("sys.argv", words.split())
     assert simulate.main() == 0
@@ -109,7 +109,9 @@ def test_the_verb_prints_each_try_and_what_it_would_take_over(
     assert lines[2].startswith("surely better on the training part:")
 
 
-def test_an_unknown_knob_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_knob_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["simulate", "tune", "herd", "--knobs", "luck", "--built-in"])
     assert simulate.main() == 2
     assert "knob 'luck' is unknown" in capsys.readouterr().err

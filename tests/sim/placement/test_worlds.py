@@ -34,14 +34,14 @@ def played(scenario: Scenario, policy: str, seed: int = 1, rho: float = 0.7) -> 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["herd", "multi-model", "sessions"])
-def test_every_request_ends_and_nothing_stays_booked(name, policy):
+def test_every_request_ends_and_nothing_stays_booked(name, policy) -> None:
     result = played(small(name, 120), policy, rho=0.5)
     assert result.leaks == 0
     assert result.requests > 80
 
 
 @pytest.mark.parametrize("policy", ["balanced", "pair-1.0", "pair-1.0-choice"])
-def test_one_seed_is_one_history_whatever_the_hash_seed(policy):
+def test_one_seed_is_one_history_whatever_the_hash_seed(policy) -> None:
     told = []
     for hash_seed in ("0", "1"):
         command = [sys.executable, str(ROOT / "scripts" / "simulate.py"), "placement", "multi-model", "herd"]
@@ -58,12 +58,12 @@ def test_one_seed_is_one_history_whatever_the_hash_seed(policy):
     assert b'"herd.70.' in told[0]
 
 
-def test_other_seeds_are_other_histories():
+def test_other_seeds_are_other_histories() -> None:
     scenario = small("herd")
     assert played(scenario, "balanced", 1) != replace(played(scenario, "balanced", 2), seed=1)
 
 
-def test_all_policies_of_one_seed_see_the_same_requests():
+def test_all_policies_of_one_seed_see_the_same_requests() -> None:
     scenario = small("multi-model")
     specs = scenario.specs(SUPPLY.measured)
     first = requests_of(scenario, specs, 0.5, 3, SUPPLY)
@@ -71,21 +71,21 @@ def test_all_policies_of_one_seed_see_the_same_requests():
     assert {one.model for one in first} == {model.name for model in scenario.model}
 
 
-def test_routers_with_old_pictures_stay_near_an_oracle_and_far_ahead_of_pair():
+def test_routers_with_old_pictures_stay_near_an_oracle_and_far_ahead_of_pair() -> None:
     scenario = small("herd", 700)
     ours, oracle, pair = (played(scenario, policy) for policy in ("balanced", "oracle", "pair-1.0"))
     assert ours.ttft_p95 <= 0.9 * oracle.ttft_p95
     assert ours.ttft_p95 <= 0.5 * pair.ttft_p95
 
 
-def test_a_fleet_short_of_memory_loads_far_less_than_under_pair():
+def test_a_fleet_short_of_memory_loads_far_less_than_under_pair() -> None:
     scenario = small("multi-model", 400)
     ours, pair = played(scenario, "balanced", rho=0.5), played(scenario, "pair-1.0", rho=0.5)
     assert ours.cold_loads <= 0.5 * pair.cold_loads
     assert ours.slo_misses < pair.slo_misses
 
 
-def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request():
+def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request() -> None:
     frozen = read_scenario("frozen")
     healthy = replace(frozen, frozen=())
     assert played(frozen, "pair-1.0").makespan_s - played(healthy, "pair-1.0").makespan_s >= 110.0
@@ -94,14 +94,14 @@ def test_pair_loses_two_minutes_to_a_silent_host_and_ours_loses_no_request():
     assert ours.makespan_s <= 2.1 * played(healthy, "balanced").makespan_s
 
 
-def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing():
+def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing() -> None:
     scenario = read_scenario("frozen")
     specs, supply = scenario.specs(built_in().measured), built_in()
     world = FleetWorld(specs, scenario.wire, 1)
     dispatch = POLICIES["balanced"](world, Random(1))
     dropped: list[object] = []
 
-    def start(ask):
+    def start(ask) -> None:
         if ask.number == scenario.load.before:
             (slow,) = [node for node in world.nodes if node.spec.name == "b"]
             models = slow.engine.models.items()
@@ -116,7 +116,7 @@ def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing(
     assert (dropped, world.leaks()) == ([], 0)
 
 
-def test_a_burst_beyond_all_room_waits_in_the_router_and_nobody_is_sent_away():
+def test_a_burst_beyond_all_room_waits_in_the_router_and_nobody_is_sent_away() -> None:
     healthy = replace(read_scenario("frozen"), frozen=())
     burst = replace(healthy, load=replace(healthy.load, requests=40))
     result = played(burst, "balanced")
@@ -125,7 +125,7 @@ def test_a_burst_beyond_all_room_waits_in_the_router_and_nobody_is_sent_away():
     assert result.makespan_s == pytest.approx(5 / 3 * played(healthy, "balanced").makespan_s, rel=0.05)
 
 
-def test_a_request_that_got_no_answer_makes_the_whole_as_long_as_its_patience():
+def test_a_request_that_got_no_answer_makes_the_whole_as_long_as_its_patience() -> None:
     frozen = read_scenario("frozen")
     result = played(replace(frozen, frozen=("a", "b")), "pair-1.0")
     assert result.failed == frozen.load.requests
@@ -142,7 +142,7 @@ def at_once(*nodes: NodeLine, requests: int = 1, prompt: int = 1_000, output: in
     return Scenario(name="x", node=nodes, load=load)
 
 
-def test_figures_of_a_single_request_are_those_that_can_be_reckoned_by_hand():
+def test_figures_of_a_single_request_are_those_that_can_be_reckoned_by_hand() -> None:
     result = played(at_once(SLOW), "oracle")
     assert (result.ttft_p95, result.total_p95, result.makespan_s) == (1.0, 2.0, 2.0)
     assert (result.away, result.failed, result.cold_loads) == (0.0, 0, 0)
@@ -151,7 +151,7 @@ def test_figures_of_a_single_request_are_those_that_can_be_reckoned_by_hand():
     assert played(at_once(SLOW, FAST), "oracle").away == 1.0
 
 
-def test_who_is_turned_away_comes_back_when_it_was_told_to():
+def test_who_is_turned_away_comes_back_when_it_was_told_to() -> None:
     result = played(at_once(SLOW, requests=300, prompt=10, output=11), "balanced")
     assert result.retries > 0, "the router holds 256 of them at most"
     assert (result.failed, result.leaks) == (0, 0)
@@ -162,7 +162,7 @@ def a_world(scenario: Scenario, seed: int = 1) -> FleetWorld:
 
 
 @pytest.mark.parametrize("how", ["urgent", "replies"])
-def test_pictures_travel_at_events_or_with_answers_if_the_wire_says_so(how):
+def test_pictures_travel_at_events_or_with_answers_if_the_wire_says_so(how) -> None:
     records = {}
     for on in (False, True):
         scenario = small("herd")
@@ -174,7 +174,7 @@ def test_pictures_travel_at_events_or_with_answers_if_the_wire_says_so(how):
     assert records[True] > 1.2 * records[False]
 
 
-def test_an_ingress_that_knows_better_refuses_and_the_router_decides_once_more():
+def test_an_ingress_that_knows_better_refuses_and_the_router_decides_once_more() -> None:
     scenario = small("herd", 400, routers=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5))
     scenario = replace(scenario, wire=replace(scenario.wire, period_ms=8_000))
     result = played(scenario, "balanced", rho=0.6)
@@ -182,7 +182,7 @@ def test_an_ingress_that_knows_better_refuses_and_the_router_decides_once_more()
     assert result.failed == 0
 
 
-def test_a_picture_is_at_its_own_router_at_once_and_at_the_others_after_its_delay():
+def test_a_picture_is_at_its_own_router_at_once_and_at_the_others_after_its_delay() -> None:
     world = a_world(small("herd"))
     world.publish(0)
     world.timeline.run_until(1_000)
@@ -195,7 +195,7 @@ def test_a_picture_is_at_its_own_router_at_once_and_at_the_others_after_its_dela
     assert list(told.values()) == [[2, 1, 1], [2, 1, 1], [2, 2, 2]]
 
 
-def test_a_picture_that_was_overtaken_changes_nothing():
+def test_a_picture_that_was_overtaken_changes_nothing() -> None:
     scenario = small("herd")
     world = a_world(scenario)
     world.publish(0)
@@ -210,7 +210,7 @@ def test_a_picture_that_was_overtaken_changes_nothing():
     assert router.fleet(1_001).parts[old.origin].node.seq == 2
 
 
-def test_speeds_that_are_measured_wrong_stay_wrong_however_often_they_are_measured():
+def test_speeds_that_are_measured_wrong_stay_wrong_however_often_they_are_measured() -> None:
     scenario = replace(small("herd", 200), misread=0.3)
     specs = scenario.specs(SUPPLY.measured)
     world = FleetWorld(specs, scenario.wire, 1)
@@ -224,7 +224,7 @@ def test_speeds_that_are_measured_wrong_stay_wrong_however_often_they_are_measur
             assert (taken_for > 1.0) is (wrong > 1.0)
 
 
-def test_every_shipped_scenario_is_one():
+def test_every_shipped_scenario_is_one() -> None:
     names = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
     assert {"herd", "multi-model", "frozen"} <= set(names)
     for name in names:
@@ -234,19 +234,19 @@ def test_every_shipped_scenario_is_one():
         requests_of(small(name, 10), scenario.specs(SUPPLY.measured), 0.5, 1, SUPPLY)
 
 
-def test_the_shipped_decision_is_what_is_simulated():
+def test_the_shipped_decision_is_what_is_simulated() -> None:
     world = a_world(small("herd"))
     dispatch = POLICIES["balanced"](world, Random(1))
     assert isinstance(dispatch, Routed)
     assert all(decider is decide for decider in dispatch.deciders)
 
 
-def test_clients_that_all_use_one_router_wait_hardly_longer_than_spread_ones():
+def test_clients_that_all_use_one_router_wait_hardly_longer_than_spread_ones() -> None:
     even, skew = (played(small(name, 500), "balanced", seed=2) for name in ("herd-slots", "skew"))
     assert skew.ttft_p95 <= 1.3 * even.ttft_p95
 
 
-def test_a_run_that_is_over_takes_no_memory():
+def test_a_run_that_is_over_takes_no_memory() -> None:
     def once() -> weakref.ref[FleetWorld]:
         scenario = small("herd", 40)
         specs = scenario.specs(SUPPLY.measured)

@@ -119,7 +119,7 @@ def a_full_host(**over: Any) -> Host:
     return Host(resident, a_model(B, **over), free=2 * GIB)
 
 
-def test_off_asks_for_nothing_and_wants_no_look():
+def test_off_asks_for_nothing_and_wants_no_look() -> None:
     host = Host(a_model(B), on=False)
     assert host.machine.deadline is None
     for _ in range(100):
@@ -128,7 +128,7 @@ def test_off_asks_for_nothing_and_wants_no_look():
     assert host.machine.deadline is None
 
 
-def test_a_model_that_is_asked_for_and_warm_nowhere_is_loaded_once_all_has_been_calm_for_a_minute():
+def test_a_model_that_is_asked_for_and_warm_nowhere_is_loaded_once_all_has_been_calm_for_a_minute() -> None:
     host = Host(a_model(B))
     began = host.now
     load = host.until(Load)
@@ -144,17 +144,17 @@ def test_a_model_that_is_asked_for_and_warm_nowhere_is_loaded_once_all_has_been_
     assert (host.states(), host.machine.reserved_bytes) == ({B: State.RESIDENT}, 0)
 
 
-def test_a_model_that_somebody_serves_without_waiting_is_not_loaded():
+def test_a_model_that_somebody_serves_without_waiting_is_not_loaded() -> None:
     host = Host(a_model(B, wait_s=1.0))
     assert host.run(30 * MINUTE) == []
 
 
-def test_a_model_nobody_asks_for_is_not_loaded():
+def test_a_model_nobody_asks_for_is_not_loaded() -> None:
     host = Host(a_model(B, rate=0.0))
     assert host.run(30 * MINUTE) == []
 
 
-def test_what_makes_room_is_drained_then_unloaded_then_gone_before_anything_is_loaded():
+def test_what_makes_room_is_drained_then_unloaded_then_gone_before_anything_is_loaded() -> None:
     host = a_full_host()
     assert host.until(Drain) == Drain(key=A)
     assert host.machine.leaving == {A}
@@ -175,7 +175,7 @@ def test_what_makes_room_is_drained_then_unloaded_then_gone_before_anything_is_l
     assert host.states() == {A: State.PRESENT, B: State.LOADING}
 
 
-def test_memory_that_does_not_show_up_as_free_is_waited_for_and_then_not_loaded_into():
+def test_memory_that_does_not_show_up_as_free_is_waited_for_and_then_not_loaded_into() -> None:
     host = a_full_host()
     host.until(Unload)
     host.ordered(A)
@@ -186,7 +186,7 @@ def test_memory_that_does_not_show_up_as_free_is_waited_for_and_then_not_loaded_
     assert host.states()[B] is State.FAILED
 
 
-def test_memory_that_shows_up_late_is_loaded_into_once_most_of_it_is_free():
+def test_memory_that_shows_up_late_is_loaded_into_once_most_of_it_is_free() -> None:
     host = a_full_host()
     host.until(Unload)
     host.ordered(A)
@@ -198,7 +198,7 @@ def test_memory_that_shows_up_late_is_loaded_into_once_most_of_it_is_free():
     assert (unloaded, load) == (Notify(code=Told.UNLOADED, key=A), Load(key=B, within_ms=40_000))
 
 
-def test_a_load_that_something_else_began_meanwhile_is_not_joined_by_another():
+def test_a_load_that_something_else_began_meanwhile_is_not_joined_by_another() -> None:
     host = a_full_host()
     host.models[C] = a_model(C, rate=0.0)
     host.until(Unload)
@@ -211,14 +211,14 @@ def test_a_load_that_something_else_began_meanwhile_is_not_joined_by_another():
     assert not any(isinstance(action, Load) for action in told)
 
 
-def test_keeping_a_model_is_worth_the_seconds_of_loading_it_saves_per_second_and_gib():
+def test_keeping_a_model_is_worth_the_seconds_of_loading_it_saves_per_second_and_gib() -> None:
     assert worth(a_model(A), 1.0) == 1.0 * 10.0 / 4
     assert worth(a_model(A), 0.5) == worth(a_model(A, rate=0.5), 1.0) == 1.25
     assert worth(a_model(A, load_s=20.0), 1.0) == worth(a_model(A, held_bytes=2 * GIB), 1.0) == 5.0
 
 
 @pytest.mark.parametrize("less", [{"load_s": 2.0}, {"held_bytes": 6 * GIB}, {"rate": 0.01}])
-def test_the_resident_that_is_worth_least_makes_room(less: dict[str, Any]):
+def test_the_resident_that_is_worth_least_makes_room(less: dict[str, Any]) -> None:
     for first, second in (({}, less), (less, {})):
         host = a_full_host()
         host.set(A, **first)
@@ -228,7 +228,7 @@ def test_the_resident_that_is_worth_least_makes_room(less: dict[str, Any]):
 
 
 @pytest.mark.parametrize(("rates", "first"), [((1.0, 5.0), C), ((5.0, 1.0), B)])
-def test_of_two_whose_turn_has_come_the_worthier_is_loaded(rates: tuple[float, float], first: Key):
+def test_of_two_whose_turn_has_come_the_worthier_is_loaded(rates: tuple[float, float], first: Key) -> None:
     host = Host(a_model(B, rate=rates[0]), a_model(C, rate=rates[1]), free=6 * GIB)
     while len(stands(host)) < 2:
         assert host.run(500) == []
@@ -237,7 +237,7 @@ def test_of_two_whose_turn_has_come_the_worthier_is_loaded(rates: tuple[float, f
     assert load == Load(key=first, within_ms=40_000)
 
 
-def test_no_more_is_evicted_than_it_takes():
+def test_no_more_is_evicted_than_it_takes() -> None:
     host = a_full_host()
     small = ("llama", "small")
     host.models[small] = a_model(small, held=Held.RESIDENT, held_bytes=GIB, rate=0.001, wait_s=0.0)
@@ -247,11 +247,11 @@ def test_no_more_is_evicted_than_it_takes():
     assert host.machine.leaving == {A}
 
 
-def test_for_a_model_that_may_not_be_loaded_nothing_makes_room():
+def test_for_a_model_that_may_not_be_loaded_nothing_makes_room() -> None:
     assert a_full_host(may_load=False).run(20 * MINUTE) == []
 
 
-def test_nothing_is_evicted_for_less_than_half_as_much_again():
+def test_nothing_is_evicted_for_less_than_half_as_much_again() -> None:
     def loads(rate: float) -> bool:
         host = Host(a_model(A, held=Held.RESIDENT, wait_s=0.0), a_model(B, rate=rate), free=2 * GIB)
         host.serves.add(A)
@@ -261,7 +261,7 @@ def test_nothing_is_evicted_for_less_than_half_as_much_again():
     assert loads(1.6)
 
 
-def test_a_resident_is_worth_only_its_share_of_the_requests():
+def test_a_resident_is_worth_only_its_share_of_the_requests() -> None:
     host = Host(
         a_model(A, held=Held.RESIDENT, rate=10.0, wait_s=0.0, able=2), a_model(B, rate=1.0), free=2 * GIB
     )
@@ -269,7 +269,7 @@ def test_a_resident_is_worth_only_its_share_of_the_requests():
     assert host.until(Drain, 30 * MINUTE) == Drain(key=A), "another node answers all the requests for it"
 
 
-def test_a_resident_that_is_used_here_keeps_its_worth():
+def test_a_resident_that_is_used_here_keeps_its_worth() -> None:
     host = Host(
         a_model(A, held=Held.RESIDENT, rate=10.0, wait_s=0.0, able=2), a_model(B, rate=1.0), free=2 * GIB
     )
@@ -277,7 +277,7 @@ def test_a_resident_that_is_used_here_keeps_its_worth():
     assert host.run(60 * MINUTE) == []
 
 
-def test_models_kept_in_use_or_just_loaded_are_never_evicted():
+def test_models_kept_in_use_or_just_loaded_are_never_evicted() -> None:
     for over in ({"keep": True}, {"busy": 1}, {"is_watched": False}):
         host = a_full_host()
         host.set(A, **over)
@@ -294,14 +294,14 @@ def test_models_kept_in_use_or_just_loaded_are_never_evicted():
     assert host.now - arrived >= POLICY.resident_least_ms
 
 
-def test_a_model_that_others_used_within_five_seconds_is_not_evicted():
+def test_a_model_that_others_used_within_five_seconds_is_not_evicted() -> None:
     host = a_full_host()
     for _ in range(200):
         host.set(A, used_ms=host.now)
         assert not any(isinstance(action, Drain) for action in host.run(4_000))
 
 
-def test_nothing_is_evicted_where_that_would_not_make_enough_room():
+def test_nothing_is_evicted_where_that_would_not_make_enough_room() -> None:
     host = a_full_host(need_bytes=12 * GIB)
     assert host.run(20 * MINUTE) == []
     host = a_full_host(need_bytes=None)
@@ -311,7 +311,7 @@ def test_nothing_is_evicted_where_that_would_not_make_enough_room():
     assert host.run(20 * MINUTE) == []
 
 
-def test_an_engine_that_holds_one_model_must_lose_it_first_however_much_is_free():
+def test_an_engine_that_holds_one_model_must_lose_it_first_however_much_is_free() -> None:
     host = Host(a_model(A, held=Held.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
     host.fields["places"] = {"llama": 1}
     assert host.until(Drain) == Drain(key=A)
@@ -320,7 +320,7 @@ def test_an_engine_that_holds_one_model_must_lose_it_first_however_much_is_free(
     assert other.until(Load) == Load(key=B, within_ms=40_000)
 
 
-def test_a_drain_that_does_not_end_is_given_up_and_the_model_stays():
+def test_a_drain_that_does_not_end_is_given_up_and_the_model_stays() -> None:
     host = a_full_host()
     host.until(Drain)
     host.set(A, busy=1)
@@ -333,7 +333,7 @@ def test_a_drain_that_does_not_end_is_given_up_and_the_model_stays():
     assert host.machine.leaving == frozenset()
 
 
-def test_an_engine_that_refuses_to_unload_keeps_its_model_and_ends_the_plan():
+def test_an_engine_that_refuses_to_unload_keeps_its_model_and_ends_the_plan() -> None:
     host = a_full_host()
     host.until(Unload)
     assert host.machine.leaving == {A}
@@ -345,7 +345,7 @@ def test_an_engine_that_refuses_to_unload_keeps_its_model_and_ends_the_plan():
     assert host.states() == {A: State.RESIDENT, B: State.FAILED}
 
 
-def test_a_load_that_fails_again_and_again_is_tried_ever_less():
+def test_a_load_that_fails_again_and_again_is_tried_ever_less() -> None:
     """mudler/LocalAI#9583: a model that cannot be loaded was loaded every 30 s."""
     host = Host(a_model(B))
     tries = []
@@ -361,7 +361,7 @@ def test_a_load_that_fails_again_and_again_is_tried_ever_less():
     assert all(wait >= (MINUTE << n) for n, wait in enumerate(waits))
 
 
-def test_a_model_that_never_loads_is_tried_once_an_hour_in_the_end():
+def test_a_model_that_never_loads_is_tried_once_an_hour_in_the_end() -> None:
     host = Host(a_model(B))
     for _ in range(9):
         host.until(Load, 4 * 60 * MINUTE)
@@ -369,7 +369,7 @@ def test_a_model_that_never_loads_is_tried_once_an_hour_in_the_end():
     assert stands(host) == {B: (State.FAILED, 60 * MINUTE, None)}
 
 
-def test_a_load_that_came_makes_earlier_failures_forgotten():
+def test_a_load_that_came_makes_earlier_failures_forgotten() -> None:
     host = Host(a_model(B))
     for _ in range(3):
         host.until(Load, 4 * 60 * MINUTE)
@@ -383,7 +383,7 @@ def test_a_load_that_came_makes_earlier_failures_forgotten():
     assert stands(host) == {B: (State.FAILED, POLICY.retry_ms, None)}
 
 
-def test_a_failure_that_the_engine_itself_tells_counts_as_one():
+def test_a_failure_that_the_engine_itself_tells_counts_as_one() -> None:
     host = Host(a_model(B))
     host.until(Load)
     host.ordered(B)
@@ -402,7 +402,7 @@ def test_a_failure_that_the_engine_itself_tells_counts_as_one():
     assert told.code is Told.LOAD_FAILED
 
 
-def test_a_load_that_takes_four_times_as_long_as_usual_has_failed():
+def test_a_load_that_takes_four_times_as_long_as_usual_has_failed() -> None:
     host = Host(a_model(B))
     host.until(Load)
     host.ordered(B)
@@ -413,7 +413,7 @@ def test_a_load_that_takes_four_times_as_long_as_usual_has_failed():
     assert unknown.until(Load).within_ms == POLICY.load_unknown_ms
 
 
-def test_at_most_six_loads_are_begun_in_an_hour():
+def test_at_most_six_loads_are_begun_in_an_hour() -> None:
     models = [a_model(("llama", f"m{n}"), need_bytes=GIB) for n in range(12)]
     host = Host(*models, free=100 * GIB)
     begun = []
@@ -428,12 +428,12 @@ def test_at_most_six_loads_are_begun_in_an_hour():
     assert len(begun) > 6
 
 
-def test_nothing_begins_while_anything_is_being_loaded_here():
+def test_nothing_begins_while_anything_is_being_loaded_here() -> None:
     host = Host(a_model(A, held=Held.LOADING), a_model(B))
     assert host.run(20 * MINUTE) == []
 
 
-def test_pressure_stops_what_has_not_begun_and_the_calm_counts_anew():
+def test_pressure_stops_what_has_not_begun_and_the_calm_counts_anew() -> None:
     host = a_full_host()
     host.until(Drain)
     host.fields["level"] = Level.HIGH
@@ -447,18 +447,18 @@ def test_pressure_stops_what_has_not_begun_and_the_calm_counts_anew():
     assert host.now - calm >= POLICY.calm_ms
 
 
-def test_a_level_nobody_knows_is_not_calm():
+def test_a_level_nobody_knows_is_not_calm() -> None:
     host = Host(a_model(B))
     host.fields["level"] = None
     assert host.run(20 * MINUTE) == []
 
 
-def test_a_model_under_load_elsewhere_is_left_to_them():
+def test_a_model_under_load_elsewhere_is_left_to_them() -> None:
     host = Host(a_model(B, is_loading=True))
     assert host.run(20 * MINUTE) == []
 
 
-def test_those_who_load_sooner_go_first():
+def test_those_who_load_sooner_go_first() -> None:
     def began(ahead: int) -> int:
         host = Host(a_model(B, ahead=ahead))
         host.until(Load)
@@ -468,7 +468,7 @@ def test_those_who_load_sooner_go_first():
     assert began(100) <= began(0) + POLICY.turn_ms * (POLICY.turns_most + 1) + POLICY.tick_ms
 
 
-def test_a_second_replica_comes_where_waiting_costs_more_than_loading():
+def test_a_second_replica_comes_where_waiting_costs_more_than_loading() -> None:
     host = Host(a_model(B, wait_s=11.9))
     assert host.run(20 * MINUTE) == [], "it waits no longer than a load and two seconds"
     host.set(B, wait_s=12.1)
@@ -483,7 +483,7 @@ def test_a_second_replica_comes_where_waiting_costs_more_than_loading():
     assert told.trigger is Trigger.REPLICA
 
 
-def test_a_wait_that_passes_within_ten_seconds_makes_no_replica():
+def test_a_wait_that_passes_within_ten_seconds_makes_no_replica() -> None:
     host = Host(a_model(B, wait_s=60.0))
     for _ in range(50):
         host.set(B, wait_s=60.0)
@@ -494,13 +494,13 @@ def test_a_wait_that_passes_within_ten_seconds_makes_no_replica():
         assert host.run(20_000) == []
 
 
-def test_a_busy_node_makes_no_replica():
+def test_a_busy_node_makes_no_replica() -> None:
     host = Host(a_model(B, wait_s=60.0))
     host.fields["is_idle"] = False
     assert host.run(20 * MINUTE) == []
 
 
-def test_switched_off_in_mid_drain_all_stays_as_it_is():
+def test_switched_off_in_mid_drain_all_stays_as_it_is() -> None:
     host = a_full_host()
     host.until(Drain)
     host.machine.handle(Allowed(on=False), host.now)
@@ -512,7 +512,7 @@ def test_switched_off_in_mid_drain_all_stays_as_it_is():
     assert host.run(20 * MINUTE) == []
 
 
-def test_an_engine_that_goes_away_in_mid_load_is_a_failure_and_no_crash():
+def test_an_engine_that_goes_away_in_mid_load_is_a_failure_and_no_crash() -> None:
     host = Host(a_model(B))
     host.until(Load)
     gone = host.models.pop(B)
@@ -539,7 +539,7 @@ def test_an_engine_that_took_the_order_and_shows_nothing_of_it_has_failed() -> N
         assert host.machine.reserved_bytes == 0
 
 
-def test_a_load_by_a_request_is_followed_and_ends_the_plan_for_the_same_model():
+def test_a_load_by_a_request_is_followed_and_ends_the_plan_for_the_same_model() -> None:
     host = a_full_host()
     host.until(Drain)
     host.set(B, held=Held.LOADING)
@@ -560,7 +560,7 @@ def stands(host: Host) -> dict[Key, tuple[State, int | None, Key | None]]:
     }
 
 
-def test_a_swap_is_told_step_by_step():
+def test_a_swap_is_told_step_by_step() -> None:
     host = a_full_host()
     assert host.machine.standings(host.now).loads_left == POLICY.loads_per_hour
     host.look()
@@ -581,7 +581,7 @@ def test_a_swap_is_told_step_by_step():
     assert stands(host) == {B: (State.FAILED, POLICY.retry_ms, None)}
 
 
-def test_a_model_whose_turn_to_be_loaded_will_come_is_told():
+def test_a_model_whose_turn_to_be_loaded_will_come_is_told() -> None:
     host = Host(a_model(B, ahead=3))
     while not stands(host):
         assert host.run(1_000) == []
@@ -591,7 +591,7 @@ def test_a_model_whose_turn_to_be_loaded_will_come_is_told():
     assert 0 < left_ms <= 4 * POLICY.turn_ms
 
 
-def test_what_is_simply_not_in_memory_is_not_told():
+def test_what_is_simply_not_in_memory_is_not_told() -> None:
     host = Host(a_model(A, rate=0.0), a_model(B, rate=0.0))
     host.run(5 * MINUTE)
     assert stands(host) == {}
