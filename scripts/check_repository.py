@@ -107,7 +107,16 @@ def faults_of_generated() -> list[str]:
     ]
 
 
+def faults_of_reference() -> list[str]:
+    from reference_pages import stale
+
+    return [f"{path} is stale: run scripts/docs" for path in stale()]
+
+
 def write_generated() -> None:
+    from reference_pages import write
+
+    write()
     made = generated()
     path = ROOT / "README.md"
 
@@ -143,6 +152,7 @@ def main() -> int:
         *faults_of_pins(),
         *faults_of_readme(),
         *faults_of_generated(),
+        *faults_of_reference(),
         *faults_of_replay(),
     ]
     for fault in faults:
