@@ -1,11 +1,12 @@
 """The map from pressure to what may be served, row by row, and when to come back."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from router_core.placement.admission import Gate, retry_after_s, squeeze_of
+from router_core.placement.admission import Gate, Squeeze, retry_after_s, squeeze_of
 from router_core.record.state import (
     EngineFlag,
     Flag,
@@ -14,6 +15,7 @@ from router_core.record.state import (
     Level,
     ResourceCode,
     ResourceLevel,
+    Static,
 )
 from tests.support.cluster_views import CALM, a_static, a_volatile
 
@@ -26,7 +28,7 @@ def level(code: int, at: int | None, score: int | None = 50) -> tuple[ResourceLe
     return (*kept, ResourceLevel(code=code, level=at, score_c=score))
 
 
-def squeezed(static=None, **over):
+def squeezed(static: Static | None = None, **over: Any) -> Squeeze:
     static = static or a_static()
     return squeeze_of(static, a_volatile(**over), static.engines[0], 0.33)
 
@@ -46,13 +48,15 @@ def squeezed(static=None, **over):
         (level(77, L.HIGH), Gate.SOFT, True, "other"),
     ],
 )
-def test_each_level_closes_what_the_map_says(resources, gate, loads, why) -> None:
+def test_each_level_closes_what_the_map_says(
+    resources: tuple[ResourceLevel, ...], gate: Gate, loads: bool, why: str | None
+) -> None:
     found = squeezed(resources=resources)
     assert (found.gate, found.loads, found.detail or found.no_loads) == (gate, loads, why)
 
 
 @pytest.mark.parametrize("code", [R.VRAM, R.MEMORY])
-def test_memory_that_nobody_knows_keeps_no_load_out_and_makes_it_a_last_resort(code) -> None:
+def test_memory_that_nobody_knows_keeps_no_load_out_and_makes_it_a_last_resort(code: ResourceCode) -> None:
     found = squeezed(resources=level(code, None))
     assert (found.gate, found.loads, found.unsure) == (Gate.OPEN, True, True)
     assert not squeezed(resources=CALM).unsure
@@ -78,7 +82,7 @@ def test_a_gpu_that_is_merely_busy_counts_by_its_score_alone() -> None:
 
 
 @pytest.mark.parametrize("state", [GpuState.UNSUPPORTED, GpuState.ASLEEP])
-def test_vram_that_cannot_be_told_or_sleeps_allows_loads(state) -> None:
+def test_vram_that_cannot_be_told_or_sleeps_allows_loads(state: GpuState) -> None:
     found = squeezed(resources=level(R.VRAM, None), gpus=(GpuLoad(state=state),))
     assert found.loads
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,10 +13,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core import limits
-from router_core.placement.advice import AnswerFault, coarse, led_by, parse_answer, power_of_two, question_of
+from router_core.placement.advice import (
+    AnswerFault,
+    Question,
+    coarse,
+    led_by,
+    parse_answer,
+    power_of_two,
+    question_of,
+)
+from router_core.placement.decision import Decision
+from router_core.placement.fleet import Fleet
 from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, AuthorityNote
-from router_core.placement.request import Advice, Counsel, Locality, Pin
+from router_core.placement.request import Advice, Counsel, Hints, Locality, Pin, PlacementRequest
+from router_core.placement.rows import Row
 from router_core.placement.survey import survey
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
@@ -35,14 +47,24 @@ from tests.support.fleets import (
 KEYS = [a_row(name).key for name in (*NAMES, "stranger")]
 
 
-def a_counsel(*order, mode=AuthorityMode.AUTHORITATIVE, weights=None, **over):
+def a_counsel(
+    *order: str,
+    mode: AuthorityMode = AuthorityMode.AUTHORITATIVE,
+    weights: tuple[float, ...] | None = None,
+    **over: Any,
+) -> Counsel:
     """The authority answered ``order``, names of nodes."""
     advice = Advice(order=tuple(a_row(name).key for name in order), weights=weights, ttl_ms=1_000)
-    fields = {"outcome": AuthorityOutcome.USED, "decision_id": "d1", "ms": 7, "advice": advice}
+    fields: dict[str, Any] = {
+        "outcome": AuthorityOutcome.USED,
+        "decision_id": "d1",
+        "ms": 7,
+        "advice": advice,
+    }
     return Counsel(mode=mode, **(fields | over))
 
 
-def order_of(decision):
+def order_of(decision: Decision) -> list[int]:
     """The endpoints in the order of trying; fleets here are small enough to be shown whole."""
     assert decision.record.full
     return [row.row for row in decision.record.candidates]
@@ -114,11 +136,11 @@ def test_an_answer_is_read_whole() -> None:
         ('{"v":1,"order":[],"reason":"é"}'.encode(), AnswerFault.REASON),
     ],
 )
-def test_an_answer_is_wholly_valid_or_a_fault(raw, fault) -> None:
+def test_an_answer_is_wholly_valid_or_a_fault(raw: bytes, fault: AnswerFault) -> None:
     assert parse_answer(raw) is fault
 
 
-def _bounded(answer) -> None:
+def _bounded(answer: object) -> None:
     assert isinstance(answer, Advice | AnswerFault)
     if isinstance(answer, Advice):
         assert len(answer.order) <= limits.AUTHORITY_IDS
@@ -136,7 +158,7 @@ _values = st.recursive(
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_make_the_reader_stumble(raw) -> None:
+def test_no_bytes_make_the_reader_stumble(raw: bytes) -> None:
     _bounded(parse_answer(raw))
 
 
@@ -145,12 +167,12 @@ def test_no_bytes_make_the_reader_stumble(raw) -> None:
         st.sampled_from(["v", "order", "weights", "ttl_ms", "reason", "x"]), st.just(1) | _values, max_size=6
     )
 )
-def test_no_json_makes_the_reader_stumble(tree) -> None:
+def test_no_json_makes_the_reader_stumble(tree: dict[str, Any]) -> None:
     _bounded(parse_answer(json.dumps(tree).encode()))
 
 
 @given(advices)
-def test_what_is_written_as_an_answer_is_read_back(advice) -> None:
+def test_what_is_written_as_an_answer_is_read_back(advice: Advice) -> None:
     raw = msgspec.json.encode({"v": 1, **msgspec.structs.asdict(advice)})
     read = parse_answer(raw)
     assert isinstance(read, Advice)
@@ -163,7 +185,9 @@ def test_what_is_written_as_an_answer_is_read_back(advice) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(fleets(), requests, counsels)
-def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(found, request, counsel) -> None:
+def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(
+    found: tuple[Row, ...], request: PlacementRequest, counsel: Counsel
+) -> None:
     fleet = a_fleet(*found)
     native = decided(request, fleet)
     led = decided(replace(request, advice=counsel), fleet)
@@ -178,7 +202,9 @@ def test_an_authority_never_gets_an_excluded_row_chosen_and_adds_none(found, req
 
 @settings(max_examples=50, deadline=None)
 @given(fleets(), requests, counsels)
-def test_equal_questions_and_answers_give_equal_decisions(found, request, counsel) -> None:
+def test_equal_questions_and_answers_give_equal_decisions(
+    found: tuple[Row, ...], request: PlacementRequest, counsel: Counsel
+) -> None:
     fleet = a_fleet(*found)
     advised = replace(request, advice=counsel)
     assert decided(advised, fleet) == decided(advised, fleet)
@@ -187,7 +213,7 @@ def test_equal_questions_and_answers_give_equal_decisions(found, request, counse
 @settings(max_examples=100, deadline=None)
 @given(fleets(**open_rows), requests, st.permutations(KEYS))
 def test_the_first_eligible_id_of_an_authoritative_answer_serves_and_the_native_order_follows(
-    found, request, keys
+    found: tuple[Row, ...], request: PlacementRequest, keys: list[str]
 ) -> None:
     fleet = a_fleet(*found)
     native = decided(request, fleet)
@@ -213,7 +239,9 @@ def test_the_first_eligible_id_of_an_authoritative_answer_serves_and_the_native_
     modes,
     st.sampled_from([one for one in AuthorityOutcome if one.value not in ("used", "cached")]),
 )
-def test_without_an_answer_that_counts_the_choice_is_the_native_one(found, request, mode, outcome) -> None:
+def test_without_an_answer_that_counts_the_choice_is_the_native_one(
+    found: tuple[Row, ...], request: PlacementRequest, mode: AuthorityMode, outcome: AuthorityOutcome
+) -> None:
     fleet = a_fleet(*found)
     native = decided(request, fleet)
     advice = Advice(order=(a_row("stranger").key,), ttl_ms=0)
@@ -231,7 +259,7 @@ def test_without_an_answer_that_counts_the_choice_is_the_native_one(found, reque
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), st.permutations(KEYS))
-def test_advice_beats_the_veto_no_more_than_a_hint_does(found, keys) -> None:
+def test_advice_beats_the_veto_no_more_than_a_hint_does(found: tuple[Row, ...], keys: list[str]) -> None:
     fleet = a_fleet(*found)
     counsel = replace(a_counsel(mode=AuthorityMode.ADVISORY), advice=Advice(order=tuple(keys), ttl_ms=0))
     led = decided(a_request(advice=counsel), fleet)
@@ -275,7 +303,9 @@ def test_advice_is_a_hint_ranked_by_its_order_and_takes_the_place_of_preference(
         (replace(parsed_hints(), locality=Locality.HOST), Reason.LOCALITY),
     ],
 )
-def test_an_authority_beats_neither_a_requirement_nor_locality(mode, hints, code) -> None:
+def test_an_authority_beats_neither_a_requirement_nor_locality(
+    mode: AuthorityMode, hints: Hints, code: Reason
+) -> None:
     fleet = a_fleet(a_row("me", is_self=True), a_row("b", tg=500))
     led = decided(a_request(hints=hints, advice=a_counsel("b", mode=mode)), fleet)
     assert chosen_node(led) == "me"
@@ -307,11 +337,11 @@ def test_after_a_failure_the_answer_still_counts_for_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("weights", [(3.0, 1.0), (3e300, 1e300), (3e-300, 1e-300)])
-def test_weights_draw_in_proportion_and_the_same_request_draws_the_same(weights) -> None:
+def test_weights_draw_in_proportion_and_the_same_request_draws_the_same(weights: tuple[float, float]) -> None:
     fleet = a_fleet(a_row("a"), a_row("b"), a_row("c", tg=500))
     counsel = a_counsel("stranger", "a", "b", weights=(weights[0], *weights))
 
-    def drawn(number):
+    def drawn(number: int) -> str | None:
         return chosen_node(decided(a_request(request_id=f"r{number}", advice=counsel), fleet))
 
     spread = Counter(drawn(number) for number in range(2_000))
@@ -337,7 +367,7 @@ def test_an_order_without_rows_is_led_by_nobody() -> None:
 # --- what is asked -------------------------------------------------------------------------------------------
 
 
-def asked(request, fleet):
+def asked(request: PlacementRequest, fleet: Fleet) -> tuple[Question, Any]:
     seen = coarse(survey(request, fleet, POLICY, NOW), request, fleet, POLICY, NOW)
     question = question_of(request, seen, "d1", 50)
     return question, json.loads(msgspec.json.encode(question))
@@ -382,7 +412,9 @@ def test_the_question_names_no_request_session_caller_or_node() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(fleets(), requests)
-def test_only_rows_in_the_running_are_asked_about_best_first(found, request) -> None:
+def test_only_rows_in_the_running_are_asked_about_best_first(
+    found: tuple[Row, ...], request: PlacementRequest
+) -> None:
     fleet = a_fleet(*found)
     question, _ = asked(request, fleet)
     running = {scored.row.key for scored in survey(request, fleet, POLICY, NOW).scored}
@@ -402,7 +434,12 @@ alike_sizes = st.integers(0, 14).flatmap(
 @settings(max_examples=200, deadline=None)
 @given(fleets(), alike_sizes, alike_sizes, alike_sizes, alike_sizes, st.booleans())
 def test_requests_of_the_same_rounded_sizes_are_asked_about_alike(
-    found, prompts, outputs, bodies, pinned, is_pinned
+    found: tuple[Row, ...],
+    prompts: tuple[int, ...],
+    outputs: tuple[int, ...],
+    bodies: tuple[int, ...],
+    pinned: tuple[int, ...],
+    is_pinned: bool,
 ) -> None:
     fleet, questions, running = a_fleet(*found), [], []
     for prompt, output, body, tokens in zip(prompts, outputs, bodies, pinned, strict=True):
@@ -430,7 +467,7 @@ def test_what_is_cached_of_a_session_is_told_by_its_rounded_length() -> None:
 
 
 @pytest.mark.parametrize("row", [{}, {"backup": "failing"}])
-def test_a_row_that_only_rounding_makes_late_and_a_backup_are_told_too(row) -> None:
+def test_a_row_that_only_rounding_makes_late_and_a_backup_are_told_too(row: dict[str, Any]) -> None:
     fleet = a_fleet(*(a_row(name, pp=1_000, taken_ms=NOW, **row) for name in "ab"))
     question, _ = asked(a_request(prompt_tokens=1_100, hints=parsed_hints(deadline_ms="1500")), fleet)
     assert [each.est_ms.prefill for each in question.candidates] == [2_048, 2_048]
@@ -454,7 +491,7 @@ def test_at_most_64_rows_are_asked_about() -> None:
 
 
 @given(st.integers(0, 2**40))
-def test_sizes_are_rounded_up_to_powers_of_two(count) -> None:
+def test_sizes_are_rounded_up_to_powers_of_two(count: int) -> None:
     rounded = power_of_two(count)
     assert rounded >= count
     assert rounded & (rounded - 1) == 0

@@ -1,5 +1,7 @@
 """What a request may ask that cannot be had: each has its outcome and its code, and changes nothing for the others."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -56,7 +58,9 @@ def asked(**hints: str) -> Decision:
 
 
 @pytest.mark.parametrize(("hints", "reason"), REFUSED)
-def test_what_cannot_be_had_is_refused_with_its_code_and_every_row_is_accounted_for(hints, reason) -> None:
+def test_what_cannot_be_had_is_refused_with_its_code_and_every_row_is_accounted_for(
+    hints: dict[str, Any], reason: Reason
+) -> None:
     decision = asked(**hints)
     assert (decision.action, decision.reason, decision.chosen) == (Action.REJECT, reason, None)
     assert sum(decision.record.excluded_counts.values()) == len(ROWS)
@@ -68,7 +72,9 @@ def test_what_cannot_be_had_is_refused_with_its_code_and_every_row_is_accounted_
 
 
 @pytest.mark.parametrize(("hints", "hint", "outcome"), IGNORED)
-def test_advice_that_cannot_be_taken_is_told_and_the_choice_is_the_native_one(hints, hint, outcome) -> None:
+def test_advice_that_cannot_be_taken_is_told_and_the_choice_is_the_native_one(
+    hints: dict[str, Any], hint: str, outcome: HintOutcome
+) -> None:
     decision = asked(**hints)
     assert (chosen_node(decision), decision.reason) == (NATIVE, Reason.NATIVE)
     assert [(note.hint, note.outcome) for note in decision.record.hints] == [(hint, outcome)]

@@ -45,7 +45,7 @@ def test_a_context_that_is_probably_too_small_costs_a_place_in_the_order_and_no_
 
 
 @pytest.mark.parametrize("dialect", [Dialect.OLLAMA_CHAT, Dialect.OLLAMA_GENERATE, Dialect.OLLAMA_EMBED])
-def test_a_dialect_in_which_prompts_are_cut_is_never_refused_for_its_length(dialect) -> None:
+def test_a_dialect_in_which_prompts_are_cut_is_never_refused_for_its_length(dialect: Dialect) -> None:
     """ollama#14259."""
     row = a_row("a", ctx=4_096, dialects=int(dialect))
     assert decided(a_request(dialect=dialect, sure_tokens=10**6), a_fleet(row)).action is Action.ROUTE

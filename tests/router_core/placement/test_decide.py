@@ -3,12 +3,15 @@
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
 from router_core.exchange.lateness import COST
@@ -18,7 +21,8 @@ from router_core.placement.decide import decide
 from router_core.placement.fleet import Live
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Pin
+from router_core.placement.request import Pin, PlacementRequest
+from router_core.placement.rows import Row
 from router_core.placement.survey import survey
 from router_core.policy.placement import PlacementPolicy, Weights
 from tests.support.fleets import (
@@ -39,17 +43,18 @@ from tests.support.fleets import (
 NAMES = ("a", "b", "c", "d", "e", "f")
 _seconds = st.floats(0, 60)
 _unit = st.floats(0, 1)
+T = TypeVar("T")
 
 
-def mostly(usual, odd):
+def mostly(usual: SearchStrategy[T], odd: SearchStrategy[T]) -> SearchStrategy[T]:
     """What nearly every request looks like, and now and then anything: else a filter would end most examples."""
     return st.integers(0, 9).flatmap(lambda dice: odd if dice == 9 else usual)
 
 
 @st.composite
-def rows(draw, name: str = "a", **over):
+def rows(draw: st.DrawFn, name: str = "a", **over: Any) -> Row:
     resident = draw(st.booleans())
-    fields = {
+    fields: dict[str, Any] = {
         "pp": draw(st.floats(1, 200_000)),
         "tg": draw(st.floats(0.5, 2_000)),
         "slots": draw(st.integers(1, 8)),
@@ -80,7 +85,7 @@ def rows(draw, name: str = "a", **over):
     return a_row(name, **(fields | over))
 
 
-def fleets(**over):
+def fleets(**over: Any) -> SearchStrategy[tuple[Row, ...]]:
     return st.integers(0, len(NAMES)).flatmap(
         lambda count: st.tuples(*(rows(name, **over) for name in NAMES[:count]))
     )
@@ -105,7 +110,7 @@ requests = st.builds(
 )
 
 # A fleet in which no filter interferes: every row is scored.
-open_rows = {
+open_rows: dict[str, Any] = {
     "gate": Gate.OPEN,
     "loads": True,
     "loadable": True,
@@ -122,7 +127,7 @@ open_rows = {
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_equal_inputs_give_equal_decisions(found, request) -> None:
+def test_equal_inputs_give_equal_decisions(found: tuple[Row, ...], request: PlacementRequest) -> None:
     fleet = a_fleet(*found)
     one, two = (decide(request, fleet, POLICY, NOW, Random(5)) for _ in range(2))
     assert one == two
@@ -132,7 +137,9 @@ def test_equal_inputs_give_equal_decisions(found, request) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_the_choice_does_not_depend_on_the_generator(found, request) -> None:
+def test_the_choice_does_not_depend_on_the_generator(
+    found: tuple[Row, ...], request: PlacementRequest
+) -> None:
     fleet = a_fleet(*found)
     one = decide(request, fleet, POLICY, NOW, Random(1))
     two = decide(request, fleet, POLICY, NOW, Random(2))
@@ -143,7 +150,9 @@ def test_the_choice_does_not_depend_on_the_generator(found, request) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(fleets(), requests)
-def test_factors_stay_in_bounds_and_the_record_can_be_written(found, request) -> None:
+def test_factors_stay_in_bounds_and_the_record_can_be_written(
+    found: tuple[Row, ...], request: PlacementRequest
+) -> None:
     decision = decided(request, a_fleet(*found))
     for candidate in decision.record.candidates:
         assert all(0.0 <= value <= 1.0 for value in msgspec.structs.astuple(candidate.f))
@@ -158,7 +167,9 @@ def test_factors_stay_in_bounds_and_the_record_can_be_written(found, request) ->
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
-def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(found, request) -> None:
+def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(
+    found: tuple[Row, ...], request: PlacementRequest
+) -> None:
     decision = decided(request, a_fleet(*found))
     gone = {row.row for row in decision.record.excluded}
     tried = [row.row for row in decision.record.candidates]
@@ -190,7 +201,7 @@ def test_a_load_that_other_models_pay_for_is_chosen_later_than_one_that_nobody_m
     ),
     st.data(),
 )
-def test_a_worse_row_never_ranks_better(found, field, data) -> None:
+def test_a_worse_row_never_ranks_better(found: tuple[Row, ...], field: str, data: st.DataObject) -> None:
     assume(len(found) >= 2)
     victim = data.draw(st.integers(0, len(found) - 1))
     found = list(found)
@@ -216,7 +227,7 @@ def test_a_worse_row_never_ranks_better(found, field, data) -> None:
     if field != "owed":
         changed[victim] = replace(old, **{field: worse[field]})
 
-    def judged(these, more=0):
+    def judged(these: Iterable[Row], more: int = 0) -> tuple[int, float]:
         ledger = a_ledger()
         for _ in range(owed + more):
             ledger.reserve(a_choice(a_row(old.node_name)), NOW)
@@ -232,10 +243,10 @@ def test_a_worse_row_never_ranks_better(found, field, data) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(fleets(**open_rows), st.floats(0.1, 10))
-def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor) -> None:
+def test_with_speed_alone_the_unit_of_time_changes_no_order(found: tuple[Row, ...], factor: float) -> None:
     policy = PlacementPolicy(weights=Weights(slo=0, memory=0, switch=0, pressure=0, speed=1), rtt_s=1e-9)
 
-    def scores(scale):
+    def scores(scale: float) -> dict[str, float]:
         scaled = [
             replace(
                 row,
@@ -258,7 +269,9 @@ def test_with_speed_alone_the_unit_of_time_changes_no_order(found, factor) -> No
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), st.sampled_from(NAMES), st.floats(0.981, 1.0), st.floats(0.0, 0.8))
-def test_no_bonus_beats_the_veto(found, wished, too_much, bearable) -> None:
+def test_no_bonus_beats_the_veto(
+    found: tuple[Row, ...], wished: str, too_much: float, bearable: float
+) -> None:
     pressed = a_row("wished", tg=2_000, pressure=too_much)
     calm = a_row("calm", tg=30, pressure=bearable)
     for these, name in ((found, wished), ((*found, pressed, calm), "wished")):
@@ -272,7 +285,9 @@ def test_no_bonus_beats_the_veto(found, wished, too_much, bearable) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), requests)
-def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(found, request) -> None:
+def test_a_cold_row_never_wins_against_a_free_warm_one_that_is_done_sooner(
+    found: tuple[Row, ...], request: PlacementRequest
+) -> None:
     seen = survey(request, a_fleet(*found), POLICY, NOW)
     field = field_of(seen.scored, POLICY)
     chosen = choose(field, seed_of(request.request_id, 1), sustained(seen))
@@ -417,7 +432,7 @@ def test_rank_follows_speed_load_and_pressure() -> None:
     )
 
 
-def wait_of(row, *, owed=0, m_r=1.0):
+def wait_of(row: Row, *, owed: int = 0, m_r: float = 1.0) -> float:
     ledger = a_ledger()
     for _ in range(owed):
         ledger.reserve(a_choice(row), NOW)
@@ -448,7 +463,7 @@ def test_own_work_that_no_record_shows_counts_for_itself_and_for_what_others_sen
 
 
 def test_of_those_who_wait_some_are_done_by_now_and_how_many_is_not_sure() -> None:
-    def aged(age_ms: int, **over) -> float:
+    def aged(age_ms: int, **over: Any) -> float:
         return wait_of(a_row(taken_ms=NOW - age_ms, **over))
 
     full = {"in_flight": 4, "queued": 4}

@@ -1,5 +1,7 @@
 """Every filter excludes what it says, in the stated order, with the stated status."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -64,7 +66,9 @@ OUT = [
 
 
 @pytest.mark.parametrize(("row", "request_over", "reason", "detail"), OUT)
-def test_a_filter_excludes_and_says_why(row, request_over, reason, detail) -> None:
+def test_a_filter_excludes_and_says_why(
+    row: dict[str, Any], request_over: dict[str, Any], reason: Reason, detail: str | None
+) -> None:
     decision = decided(a_request(**request_over), a_fleet(a_row("a", **row)))
     assert decision.action is Action.REJECT
     assert decision.reason is reason

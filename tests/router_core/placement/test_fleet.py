@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace as with_policy
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from router_core.ids import id16_of
 from router_core.placement.admission import Gate
 from router_core.placement.fleet import Fleet, Live, fold_fleet, herd_multiplier
 from router_core.placement.reasons import Action
-from router_core.placement.rows import logistic
+from router_core.placement.rows import Row, logistic
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 from router_core.profile.profiles import Profiles
@@ -56,19 +57,19 @@ def folded(
     profiles: Profiles | None = None,
     previous: Fleet | None = None,
     live: Live | None = None,
-):
+) -> Fleet:
     return fold_fleet(
         previous, view, profiles or Profiles(ProfilePolicy()), POLICY, live or Live(ledger=a_ledger()), NOW
     )
 
 
-def the_row(*changes, **over):
+def the_row(*changes: ViewChange, **over: Any) -> Row:
     """The one row of node ``a``."""
     (row,) = folded(a_view(*(changes or (a_change("a", **over),)))).rows
     return row
 
 
-def cold(**model):
+def cold(**model: Any) -> dict[str, Any]:
     return {
         "volatile": a_volatile(residents=()),
         "static": a_static(models=(ModelFacts(**({"name": "tiny", "engine": 0, "size_mib": 4096} | model)),)),
@@ -100,7 +101,9 @@ def test_a_row_says_who_where_and_what() -> None:
         ({"state": Liveness.LATE}, "down", None),
     ],
 )
-def test_what_a_node_says_decides_whether_it_is_up(over, field, value) -> None:
+def test_what_a_node_says_decides_whether_it_is_up(
+    over: dict[str, Any], field: str, value: str | bool | None
+) -> None:
     assert getattr(the_row(**over), field) == value
 
 
@@ -143,7 +146,9 @@ def test_unlike_lists_read_as_unknown() -> None:
         (99, False, False),
     ],
 )
-def test_only_resident_is_warm_and_a_load_under_way_counts_down(state, resident, loading) -> None:
+def test_only_resident_is_warm_and_a_load_under_way_counts_down(
+    state: int | ModelState, resident: bool, loading: bool
+) -> None:
     residents = (ResidentModel(model=0, engine=0, state=state, load_left_ds=25),)
     row = the_row(volatile=a_volatile(residents=residents))
     assert (row.resident, row.loading) == (resident, loading)

@@ -53,7 +53,7 @@ class World:
         self.jobs[node].append((now, start, end, prompt / pp + MEAN_OUTPUT / tg))
         return start + prompt / pp, end
 
-    def row(self, node: int, at: float):
+    def row(self, node: int, at: float) -> Row:
         """The row of ``node`` as published at ``at``."""
         self.jobs[node] = [job for job in self.jobs[node] if job[2] > at]
         here = [job for job in self.jobs[node] if job[0] <= at]

@@ -1,13 +1,16 @@
 """What hints do to a decision: they narrow or nudge, never more, and every one is accounted for."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision
 from router_core.placement.hints import HintFault, parse_hints
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.request import NO_HINTS, Hints
+from router_core.placement.rows import Row
 from tests.support.fleets import (
     NOW,
     POLICY,
@@ -20,11 +23,11 @@ from tests.support.fleets import (
 )
 
 
-def preferring(text: str, *rows, **over):
+def preferring(text: str, *rows: Row, **over: Any) -> Decision:
     return decided(a_request(hints=parsed_hints(prefer=text), **over), a_fleet(*rows))
 
 
-def outcome_of(decision, hint: str = "prefer"):
+def outcome_of(decision: Decision, hint: str = "prefer") -> tuple[HintOutcome, str | None]:
     (note,) = (note for note in decision.record.hints if note.hint == hint)
     return note.outcome, note.detail
 
@@ -160,7 +163,9 @@ def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there() -> N
         ([("x-pairmesh-class", "urgent")], None, ("class", HintOutcome.IGNORED_MALFORMED)),
     ],
 )
-def test_an_unknown_or_malformed_hint_is_handled_counted_and_explained(headers, body, outcome) -> None:
+def test_an_unknown_or_malformed_hint_is_handled_counted_and_explained(
+    headers: list[tuple[str, str]], body: bytes | None, outcome: tuple[str, HintOutcome]
+) -> None:
     fleet = a_fleet(a_row("a", tg=30), a_row("b"))
     hints = parse_hints(headers, body)
     assert isinstance(hints, Hints)
@@ -217,7 +222,7 @@ def test_a_hint_did_not_decide_between_rows_that_nothing_else_tells_apart(pressu
     [(None, None, 256), (50, None, 50), (4_096, None, 256), (50, "10", 10), (50, "100", 50), (None, "9", 9)],
 )
 def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(
-    cap, expected, tokens
+    cap: int | None, expected: str | None, tokens: int
 ) -> None:
     hints = NO_HINTS if expected is None else parsed_hints(expect_tokens=expected)
     decision = decided(a_request(output_cap=cap, hints=hints), a_fleet(a_row("a")))

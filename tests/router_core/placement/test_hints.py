@@ -88,7 +88,7 @@ def test_a_repeated_list_is_joined_and_a_repeated_scalar_is_malformed() -> None:
         "ctx>=-1", "!ctx>=1", "label=room", "engine=OLLAMA", "bits>=four", "@desk", "", ",".join(["cap=tools"] * 17),
     ],
 )  # fmt: skip
-def test_a_malformed_requirement_refuses_the_request(term) -> None:
+def test_a_malformed_requirement_refuses_the_request(term: str) -> None:
     fault = parse_hints([("x-pairmesh-require", term)])
     assert isinstance(fault, HintFault)
     assert fault.hint == "require"
@@ -96,7 +96,7 @@ def test_a_malformed_requirement_refuses_the_request(term) -> None:
 
 
 @pytest.mark.parametrize("value", ["here", "HOST", "", "mesh,host"])
-def test_a_malformed_locality_refuses_the_request(value) -> None:
+def test_a_malformed_locality_refuses_the_request(value: str) -> None:
     assert isinstance(parse_hints([("x-pairmesh-locality", value)]), HintFault)
 
 
@@ -109,7 +109,7 @@ def test_a_malformed_locality_refuses_the_request(value) -> None:
         ("deadline-ms", "1.5"), ("expect-tokens", "-1"), ("expect-tokens", "1000001"),
     ],
 )  # fmt: skip
-def test_a_malformed_advisory_hint_is_ignored_and_noted(header, value) -> None:
+def test_a_malformed_advisory_hint_is_ignored_and_noted(header: str, value: str) -> None:
     hints = parsed((f"x-pairmesh-{header}", value))
     assert [note.outcome for note in hints.notes] == [HintOutcome.IGNORED_MALFORMED]
     assert hints.prefer == ()
@@ -160,7 +160,7 @@ def test_transport_headers_of_the_mesh_are_no_hints() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[]", b"nope", b'"prefer"', b"{" + b" " * 4096 + b"}", b"[" * 3000])
-def test_a_body_object_that_cannot_be_read_refuses_the_request(body) -> None:
+def test_a_body_object_that_cannot_be_read_refuses_the_request(body: bytes) -> None:
     assert isinstance(parse_hints([], body), HintFault)
 
 
@@ -188,7 +188,7 @@ def test_a_body_object_at_the_limit_is_read_and_one_byte_more_refuses_the_reques
 
 
 @pytest.mark.parametrize("key", ["locality", "require"])
-def test_a_narrowing_key_that_stands_twice_in_the_body_refuses_the_request(key) -> None:
+def test_a_narrowing_key_that_stands_twice_in_the_body_refuses_the_request(key: str) -> None:
     for first, second in (("host", "any"), ("any", "host"), ("host", "host"), ("host", None)):
         body = f'{{"{key}": {json.dumps(first)}, "{key}": {json.dumps(second)}}}'
         fault = parse_hints([], body.encode())
@@ -272,7 +272,7 @@ def test_session_comes_from_its_header_then_named_ones_then_the_body() -> None:
         "@desk~abc",
     ],
 )
-def test_a_reference_is_a_full_id_or_a_name(text) -> None:
+def test_a_reference_is_a_full_id_or_a_name(text: str) -> None:
     assert parse_ref(text) is None
 
 
@@ -292,7 +292,9 @@ _NAMES = st.sampled_from(
     st.lists(st.tuples(_NAMES.map("x-pairmesh-".__add__), st.text(max_size=40)), max_size=6),
     st.one_of(st.none(), st.binary(max_size=60)),
 )
-def test_anything_a_client_sends_gives_hints_or_a_fault(headers, body) -> None:
+def test_anything_a_client_sends_gives_hints_or_a_fault(
+    headers: list[tuple[str, str]], body: bytes | None
+) -> None:
     hints = parse_hints(headers, body)
     assert isinstance(hints, Hints | HintFault)
     if isinstance(hints, Hints):

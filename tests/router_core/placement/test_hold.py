@@ -238,7 +238,9 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 20_000))
 @settings(max_examples=200, deadline=None)
-def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(steps, pace_ms) -> None:
+def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(
+    steps: list[Waiting | tuple[str, int]], pace_ms: int
+) -> None:
     hold = Hold(POLICY, requests=8, body_bytes=100)
     inside: dict[int, Waiting] = {}
     out: int | None = None
@@ -276,7 +278,9 @@ def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(ste
 
 @given(st.lists(st.floats(0.1, 20.0), min_size=8, max_size=40), st.integers(2, 5), st.data())
 @settings(max_examples=30, deadline=None)
-def test_callers_that_always_have_something_waiting_get_equal_seconds(costs, callers, data) -> None:
+def test_callers_that_always_have_something_waiting_get_equal_seconds(
+    costs: list[float], callers: int, data: st.DataObject
+) -> None:
     """P11: over a long time, whatever each request costs, within a tenth."""
     hold, ticket, seconds = Hold(POLICY), 0, [0.0] * callers
     owner: dict[int, tuple[int, float]] = {}

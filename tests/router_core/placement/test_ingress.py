@@ -1,5 +1,7 @@
 """The serving node's last word, one test per cause, on what is true at this moment."""
 
+from typing import Any
+
 import pytest
 
 from router_core.ids import Id8, node_id_of
@@ -8,13 +10,14 @@ from router_core.placement.fleet import Live
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
 from router_core.placement.reasons import Cause
 from router_core.placement.request import Pin, RequestClass
+from router_core.placement.rows import Row
 from router_core.placement.sessions import Sessions, session_key
 from router_core.record.state import Dialect
 from tests.support.fleets import ME, NOW, a_fleet, a_ledger, a_row
 
 
-def asked(**over) -> IngressAsk:
-    fields = {
+def asked(**over: Any) -> IngressAsk:
+    fields: dict[str, Any] = {
         "endpoint": "llamacpp",
         "model": "tiny",
         "dialect": int(Dialect.CHAT),
@@ -28,7 +31,7 @@ def asked(**over) -> IngressAsk:
 PATIENT = {"ahead": None, "patient": True}
 
 
-def mine(**over):
+def mine(**over: Any) -> Row:
     return a_row("me", is_self=True, key=f"{node_id_of(ME)}/llamacpp", **over)
 
 
@@ -63,7 +66,7 @@ def mine(**over):
         ({"resident": False}, PATIENT, None),
     ],
 )
-def test_admission_names_its_cause(row, ask, cause) -> None:
+def test_admission_names_its_cause(row: dict[str, Any], ask: dict[str, Any], cause: Cause | None) -> None:
     assert admit(asked(**ask), a_fleet(mine(**row))) is cause
 
 

@@ -142,7 +142,7 @@ _steps = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(_steps, st.integers(0, 2**32))
-def test_the_ledger_is_empty_after_any_interleaving(steps, seed) -> None:
+def test_the_ledger_is_empty_after_any_interleaving(steps: list[str], seed: int) -> None:
     ledger, rng = a_ledger(), Random(seed)
     choice = a_choice(ROW, need_bytes=10)
     own = replace(choice, is_self=True, endpoint="me/llamacpp")

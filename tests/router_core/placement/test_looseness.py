@@ -1,15 +1,19 @@
 """When another model may stand in for the one asked for, how it is told, and what never qualifies."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router_core.placement.decision import Decision
 from router_core.placement.fleet import Live
 from router_core.placement.hints import parse_hints
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from router_core.placement.request import Hints, Locality, Match
+from router_core.placement.rows import Row
+from router_core.policy.placement import PlacementPolicy
 from router_core.profile.bits import nominal_bits
 from router_core.record.state import Dialect
 from tests.support.fleets import (
@@ -48,22 +52,24 @@ DOWN = {"down": "engine"}
 ONE, TWO = b"\1" * 32, b"\2" * 32
 
 
-def asked(match: str | None, *rows, policy=POLICY, model="tiny:q4", **over):
+def asked(
+    match: str | None, *rows: Row, policy: PlacementPolicy = POLICY, model: str = "tiny:q4", **over: Any
+) -> Decision:
     hints = parsed_hints(match=match) if match is not None else Hints()
     return decided(a_request(model=model, hints=hints, **over), a_fleet(*rows), policy)
 
 
-def q4(name="a", **over):
+def q4(name: str = "a", **over: Any) -> Row:
     return a_row(
         name, **{"model": "tiny:q4", "base": BASE, "family": "t", "params_m": 8_000, "bits": 4.9} | over
     )
 
 
-def q8(name="b", **over):
+def q8(name: str = "b", **over: Any) -> Row:
     return q4(name, **{"model": "tiny:q8", "bits": 8.5} | over)
 
 
-def code_of(decision, name: str) -> tuple[Reason, str | None]:
+def code_of(decision: Decision, name: str) -> tuple[Reason, str | None]:
     names = decision.record.names
     return next((x.code, x.detail) for x in decision.record.excluded if names[x.row].startswith(f"@{name}/"))
 
@@ -80,7 +86,7 @@ def test_a_quant_twin_serves_where_it_is_allowed_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("match", [None, "exact"])
-def test_a_quant_twin_never_serves_unasked(match) -> None:
+def test_a_quant_twin_never_serves_unasked(match: str | None) -> None:
     decision = asked(match, q4(**DOWN), q8())
     assert decision.action is Action.REJECT
     assert decision.reason is Reason.UNREACHABLE
@@ -132,7 +138,9 @@ def test_the_penalty_keeps_equals_with_the_model_itself() -> None:
         ({"base": OTHER_BASE, "bits": 2.5}, None),
     ],
 )
-def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(over, level) -> None:
+def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(
+    over: dict[str, Any], level: int | None
+) -> None:
     decision = asked("family", q4(**DOWN), q8(**over))
     if level is None:
         assert decision.action is Action.REJECT
@@ -142,7 +150,7 @@ def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(over, level)
 
 
 @pytest.mark.parametrize("field", ["base", "family", "params_m"])
-def test_of_a_model_whose_own_lineage_is_unknown_nothing_is_kin(field) -> None:
+def test_of_a_model_whose_own_lineage_is_unknown_nothing_is_kin(field: str) -> None:
     match = "quant" if field == "base" else "family"
     twin = q8(**({} if field == "base" else {"base": OTHER_BASE}))
     assert asked(match, q4(**DOWN, **{field: None}), twin).action is Action.REJECT
@@ -258,7 +266,7 @@ def test_a_stand_in_probed_behind_its_open_breaker_stays_one() -> None:
     ],
 )
 @pytest.mark.parametrize("match", ["exact", "quant", "family", "any"])
-def test_names_that_look_alike_are_no_kin_at_any_level(wanted, offered, match) -> None:
+def test_names_that_look_alike_are_no_kin_at_any_level(wanted: str, offered: str, match: str) -> None:
     rows = a_row("a", model=wanted, **DOWN), a_row("b", model=offered)
     assert asked(match, *rows, model=wanted).action is Action.REJECT
 
@@ -292,7 +300,11 @@ _ROWS = st.lists(
     st.sampled_from(Locality),
 )
 def test_effective_match_and_locality_are_never_looser_than_a_cap(
-    rows, match, cap, locality, spill_cap
+    rows: list[dict[str, Any]],
+    match: Match,
+    cap: Match,
+    locality: Locality,
+    spill_cap: Locality,
 ) -> None:
     fleet = a_fleet(*(a_row(f"n{i}", **fields) for i, fields in enumerate(rows)))
     policy = replace(POLICY, match_cap=cap, spill_cap=spill_cap, match_any_pool=("big",))

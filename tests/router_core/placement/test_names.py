@@ -2,11 +2,13 @@
 
 import string
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from router_core.placement.fleet import Fleet
 from router_core.placement.names import nearest, parse_model_name
 from router_core.placement.reasons import Action, Reason
 from tests.support.fleets import POLICY, a_fleet, a_request, a_row, chosen_node, decided
@@ -30,7 +32,7 @@ HEX = "ab" * 32
         (f"llama3@sha256:{HEX}", "llama3", "llama3:latest"),
     ],
 )
-def test_names_are_normalised(asked, name, tagged) -> None:
+def test_names_are_normalised(asked: str, name: str, tagged: str) -> None:
     found = parse_model_name(asked)
     assert found is not None
     assert (found.name, found.tagged) == (name, tagged)
@@ -54,15 +56,15 @@ def test_names_are_normalised(asked, name, tagged) -> None:
         "registry.ollama.ai/library/",
     ],
 )
-def test_what_is_no_name_is_refused(text) -> None:
+def test_what_is_no_name_is_refused(text: str) -> None:
     assert parse_model_name(text) is None
 
 
-def offers(offered: str, engine: str = "llamacpp", **over):
+def offers(offered: str, engine: str = "llamacpp", **over: Any) -> Fleet:
     return a_fleet(a_row("a", model=offered, engine=engine, endpoint=engine, **over))
 
 
-def routed(asked: str, fleet) -> bool:
+def routed(asked: str, fleet: Fleet) -> bool:
     return decided(a_request(model=asked), fleet).action is Action.ROUTE
 
 
@@ -84,7 +86,7 @@ def routed(asked: str, fleet) -> bool:
         ("tiny-2", "tiny", "llamacpp", False),
     ],
 )
-def test_case_tag_registry_and_prefix_twins(asked, offered, engine, same) -> None:
+def test_case_tag_registry_and_prefix_twins(asked: str, offered: str, engine: str, same: bool) -> None:
     assert routed(asked, offers(offered, engine)) is same
 
 
@@ -93,7 +95,7 @@ _TAIL = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_si
 
 @settings(max_examples=60, deadline=None)
 @given(_TAIL, _TAIL)
-def test_names_with_a_common_prefix_never_match(tail, other) -> None:
+def test_names_with_a_common_prefix_never_match(tail: str, other: str) -> None:
     asked, offered = f"m{tail}", f"m{tail}{other}"
     assume(".." not in offered)
     for engine in ("llamacpp", "ollama"):

@@ -1,5 +1,6 @@
 """Tuning that makes no sense is refused when it is built, not when a request meets it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -47,7 +48,7 @@ from router_core.policy.profile import ProfilePolicy
         lambda: ProfilePolicy(profiles_kept=0),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(broken) -> None:
+def test_a_policy_that_makes_no_sense_is_refused(broken: Callable[[], object]) -> None:
     with pytest.raises(LocalMisuse):
         broken()
 
@@ -81,7 +82,7 @@ def test_the_default_is_the_balanced_preset() -> None:
         "unix:/run/authority.sock",
     ],
 )
-def test_an_authority_is_asked_on_this_host(url) -> None:
+def test_an_authority_is_asked_on_this_host(url: str) -> None:
     assert AuthorityPolicy(mode=AuthorityMode.ADVISORY, url=url).url == url
 
 
@@ -107,7 +108,7 @@ def test_an_authority_is_asked_on_this_host(url) -> None:
         "http://[::1",
     ],
 )
-def test_no_other_place_is_an_authority(url) -> None:
+def test_no_other_place_is_an_authority(url: str) -> None:
     with pytest.raises(LocalMisuse, match="authority url"):
         AuthorityPolicy(mode=AuthorityMode.ADVISORY, url=url)
 

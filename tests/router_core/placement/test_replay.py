@@ -16,7 +16,7 @@ from router_core.placement.fleet import Fleet, Live
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
 from router_core.placement.replay import NotReplayable, replay
-from router_core.placement.request import Pin
+from router_core.placement.request import Counsel, Pin, PlacementRequest
 from router_core.placement.survey import survey
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy, Weights
@@ -91,7 +91,12 @@ def stored(record: DecisionRecord, way: str) -> DecisionRecord:
     st.sampled_from(["msgpack", "json"]),
 )
 def test_p6_a_replay_chooses_what_was_chosen_and_tells_the_same(
-    fleet, request, pin, advice, policy, way
+    fleet: Fleet,
+    request: PlacementRequest,
+    pin: Pin | None,
+    advice: Counsel | None,
+    policy: PlacementPolicy,
+    way: str,
 ) -> None:
     decision = decide(replace(request, pin=pin, advice=advice), fleet, policy, NOW, Random(1), full=True)
     again = replay(stored(decision.record, way), policy)
@@ -101,7 +106,7 @@ def test_p6_a_replay_chooses_what_was_chosen_and_tells_the_same(
 
 @settings(max_examples=60, deadline=None)
 @given(alike(), requests)
-def test_the_order_in_which_rows_come_says_nothing(fleet, request) -> None:
+def test_the_order_in_which_rows_come_says_nothing(fleet: Fleet, request: PlacementRequest) -> None:
     orders = []
     for turn in (1, -1):
         seen = survey(request, fleet, POLICY, NOW)
@@ -114,7 +119,7 @@ def test_the_order_in_which_rows_come_says_nothing(fleet, request) -> None:
 @settings(max_examples=60, deadline=None)
 @given(fleets().map(lambda rows: a_fleet(*rows)) | alike(), requests, pins, policies)
 def test_another_policy_replays_to_what_it_would_have_chosen_from_the_same_estimates(
-    fleet, request, pin, policy
+    fleet: Fleet, request: PlacementRequest, pin: Pin | None, policy: PlacementPolicy
 ) -> None:
     policy = without_aliases(policy)
     request = replace(request, pin=pin)
@@ -125,7 +130,7 @@ def test_another_policy_replays_to_what_it_would_have_chosen_from_the_same_estim
     assert replay(before, policy).chosen == after.chosen
 
 
-def rows_of(record):
+def rows_of(record: DecisionRecord) -> set[tuple[int, str]]:
     """The rows in the running: how many pressed ones are forgiven is the policy's too, and a record tells no others."""
     return {(row.row, row.model) for row in record.candidates}
 
@@ -142,7 +147,7 @@ def test_a_bonus_is_weighed_as_the_other_policy_weighs_it() -> None:
 
 
 @pytest.mark.parametrize("ref", ["@near", "@near/llamacpp", a_row("near").node_id, a_row("near").key])
-def test_what_became_of_a_preference_is_told_by_the_new_choice(ref) -> None:
+def test_what_became_of_a_preference_is_told_by_the_new_choice(ref: str) -> None:
     fleet = a_fleet(a_row("near", tg=45), a_row("nearer", tg=30), a_row("far", tg=50))
     record = decided(a_request(hints=parsed_hints(prefer=f"{ref},@away")), fleet).record
     without = replay(record, PlacementPolicy(hint_bonus=0.0, tie_fixed=0.0, tie_per_period=0.0))

@@ -3,16 +3,20 @@
 import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.placement.decide import decide
+from router_core.placement.decision import Decision
 from router_core.placement.fleet import Live
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.replay import replay
 from router_core.placement.request import Hints, Locality, Match, RequestClass
+from router_core.placement.rows import Row
+from router_core.policy.placement import PlacementPolicy
 from tests.support.fleets import (
     NOW,
     POLICY,
@@ -30,16 +34,18 @@ ANY = parsed_hints(locality="any")
 HELD = {"in_flight": 4, "queued": 7, "pp": 500, "tg": 15}
 
 
-def cloud(name="c", **over):
+def cloud(name: str = "c", **over: Any) -> Row:
     return a_row(name, **{"cloud": True, "price_in": 0.5, "price_out": 2.0, "slots": 16} | over)
 
 
-def asked(*rows, hints=ANY, policy=FREE, on=False, **over):
+def asked(
+    *rows: Row, hints: Hints = ANY, policy: PlacementPolicy = FREE, on: bool = False, **over: Any
+) -> Decision:
     live = Live(ledger=a_ledger(), spilling={RequestClass.INTERACTIVE} if on else ())
     return decided(a_request(hints=hints, **over), a_fleet(*rows, live=live), policy)
 
 
-def mesh_row(slo: float):
+def mesh_row(slo: float) -> Row:
     """A warm row of the mesh whose chance to miss its target is about ``slo``."""
     low, high = 0.0, 100.0
     for _ in range(60):
@@ -70,7 +76,9 @@ def test_a_crowded_mesh_spills_and_the_record_tells_the_price() -> None:
         (ANY, replace(POLICY, spill_cap=Locality.HOST)),
     ],
 )
-def test_nothing_leaves_the_mesh_unless_caller_and_operator_both_permit_it(hints, policy) -> None:
+def test_nothing_leaves_the_mesh_unless_caller_and_operator_both_permit_it(
+    hints: Hints, policy: PlacementPolicy
+) -> None:
     for rows in ((cloud(),), (cloud(is_self=True),), (a_row("m", **HELD), cloud())):
         decision = asked(*rows, hints=hints, policy=policy)
         assert decision.action is not Action.SPILL
@@ -94,7 +102,9 @@ def test_a_mesh_that_does_well_keeps_its_requests() -> None:
 @pytest.mark.parametrize(
     ("slo", "on", "out"), [(0.2, False, False), (0.2, True, True), (0.5, False, True), (0.05, True, False)]
 )
-def test_once_out_requests_return_only_when_the_mesh_is_nearly_as_good(slo, on, out) -> None:
+def test_once_out_requests_return_only_when_the_mesh_is_nearly_as_good(
+    slo: float, on: bool, out: bool
+) -> None:
     decision = asked(mesh_row(slo), cloud(pp=1e5, tg=1e4), on=on)
     assert decision.spill_on is out
     assert len(decision.record.candidates) == (2 if out else 1)
@@ -123,7 +133,7 @@ def test_a_stale_mesh_goes_before_a_stale_row_outside() -> None:
 @pytest.mark.parametrize(
     "special", [{"attempt": 2}, {"hints": parsed_hints(locality="any", require="engine=llamacpp")}]
 )
-def test_a_retry_or_a_narrowed_request_tells_nothing_about_the_others(special) -> None:
+def test_a_retry_or_a_narrowed_request_tells_nothing_about_the_others(special: dict[str, Any]) -> None:
     assert asked(a_row("m", **HELD), cloud(), **special).spill_on is None
 
 
@@ -180,7 +190,9 @@ def test_a_stored_spill_is_replayed_to_the_same_choice() -> None:
     st.sampled_from(Locality),
     st.booleans(),
 )
-def test_mesh_and_host_always_win_and_factors_stay_in_bounds(fields, locality, cap, on) -> None:
+def test_mesh_and_host_always_win_and_factors_stay_in_bounds(
+    fields: list[dict[str, Any]], locality: Locality, cap: Locality, on: bool
+) -> None:
     rows = tuple(a_row(f"n{i}", **each) for i, each in enumerate(fields))
     live = Live(ledger=a_ledger(), spilling=set(RequestClass) if on else ())
     policy = replace(POLICY, spill_cap=cap)

@@ -9,9 +9,9 @@ import pytest
 from router_core.placement.choose import draw_weights, near_ties, seed_of
 from router_core.placement.decide import decide
 from router_core.placement.decision import Decision
-from router_core.placement.fleet import Live
+from router_core.placement.fleet import Fleet, Live
 from router_core.placement.record import Candidate
-from router_core.placement.rows import logistic
+from router_core.placement.rows import Row, logistic
 from router_core.placement.survey import survey
 from tests.support.fleets import (
     GIB,
@@ -31,15 +31,15 @@ NET = replace(POLICY, rtt_s=0.010)
 REQUEST = a_request(text_bytes=round(1200 * 3.6))
 
 
-def row_a():
+def row_a() -> Row:
     return a_row("a", pp=6000, tg=120, taken_ms=NOW - 600, in_flight=4, queued=2, pressure=0.10)
 
 
-def row_b():
+def row_b() -> Row:
     return a_row("b", pp=1500, tg=10, taken_ms=NOW - 400)
 
 
-def row_c():
+def row_c() -> Row:
     return a_row(
         "c",
         pp=3500,
@@ -60,15 +60,15 @@ def row_c():
     )
 
 
-def row_d(pressure: float = 0.10):
+def row_d(pressure: float = 0.10) -> Row:
     return a_row("d", pp=4000, tg=90, pressure=pressure)
 
 
-def row_e():
+def row_e() -> Row:
     return a_row("e", pp=3900, tg=84)
 
 
-def the_fleet(pressure_of_d: float = 0.10):
+def the_fleet(pressure_of_d: float = 0.10) -> Fleet:
     ledger = a_ledger()
     ledger.reserve(a_choice(a_row("a"), prefill_s=0.5, decode_s=0.5), NOW)
     return a_fleet(row_a(), row_b(), row_c(), row_d(pressure_of_d), row_e(), live=Live(ledger=ledger))
@@ -89,7 +89,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_every_number_of_the_worked_example_comes_out(name) -> None:
+def test_every_number_of_the_worked_example_comes_out(name: str) -> None:
     candidate = by_name(decided(REQUEST, the_fleet(), NET))[name]
     est, f = candidate.est, candidate.f
     found = (
