@@ -20,7 +20,7 @@ LLAMA_404 = Sample(404, {"Server": "llama.cpp"}, b'{"error":{"message":"File Not
 
 async def told(
     server: ReplayServer, engine: EngineKind | None = None, models: tuple[DeclaredModel, ...] = ()
-):  # type: ignore[no-untyped-def]
+) -> Verdict:
     async with server.serving(), client_of(manifest(server.port)) as client:
         described = manifest(server.port, engine, models=models) if engine is not None else None
         verdict = await identify(client, described)

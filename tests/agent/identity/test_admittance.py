@@ -135,7 +135,9 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
 
 @pytest.mark.threat("T21")
 @pytest.mark.parametrize("descriptors", [32, 60, 1_024])
-def test_members_get_in_however_few_descriptors_a_host_allows(monkeypatch, descriptors) -> None:
+def test_members_get_in_however_few_descriptors_a_host_allows(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (descriptors, descriptors))
     admittance = Admittance()
     assert [admittance.saturated(port) for port in Port] == [None] * len(Port)

@@ -24,7 +24,7 @@ def test_the_golden_certificate_proves_its_id() -> None:
 
 @pytest.mark.threat("T25")
 @pytest.mark.parametrize("fault", CertFault)
-def test_every_fault_has_a_certificate_that_shows_it(fault) -> None:
+def test_every_fault_has_a_certificate_that_shows_it(fault: CertFault) -> None:
     assert check_cert((HERE / f"bad/cert_{fault.value}.der").read_bytes()) is fault
 
 

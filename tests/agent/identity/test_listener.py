@@ -137,7 +137,9 @@ async def pair(tmp_path: Path) -> tuple[Node, Node]:
     return left, right
 
 
-def test_members_talk_over_tls_1_3_and_know_each_other(on_loop, tmp_path) -> None:
+def test_members_talk_over_tls_1_3_and_know_each_other(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         server = Server(left)
@@ -156,7 +158,9 @@ def test_members_talk_over_tls_1_3_and_know_each_other(on_loop, tmp_path) -> Non
     on_loop(scenario)
 
 
-def test_a_stranger_is_refused_in_the_handshake(on_loop, tmp_path) -> None:
+def test_a_stranger_is_refused_in_the_handshake(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, _ = await pair(tmp_path)
         stranger = await start_node(tmp_path / "stranger")
@@ -171,7 +175,9 @@ def test_a_stranger_is_refused_in_the_handshake(on_loop, tmp_path) -> None:
     on_loop(scenario)
 
 
-def test_a_server_that_is_not_a_member_is_refused_by_the_dialler(on_loop, tmp_path) -> None:
+def test_a_server_that_is_not_a_member_is_refused_by_the_dialler(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         impostor = await start_node(tmp_path / "impostor")
@@ -184,7 +190,9 @@ def test_a_server_that_is_not_a_member_is_refused_by_the_dialler(on_loop, tmp_pa
     on_loop(scenario)
 
 
-def test_another_member_at_the_dialled_address_is_not_taken_for_the_one_meant(on_loop, tmp_path) -> None:
+def test_another_member_at_the_dialled_address_is_not_taken_for_the_one_meant(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         third = await start_node(tmp_path / "third")
@@ -223,7 +231,9 @@ def issued_by(issuer: Node, folder: Path) -> OwnFiles:
 
 
 @pytest.mark.threat("T29")
-def test_a_certificate_issued_by_a_member_opens_nothing(on_loop, tmp_path) -> None:
+def test_a_certificate_issued_by_a_member_opens_nothing(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         server = Server(left)
@@ -237,7 +247,9 @@ def test_a_certificate_issued_by_a_member_opens_nothing(on_loop, tmp_path) -> No
 
 
 @pytest.mark.threat("T28")
-def test_tls_1_2_and_plaintext_get_nothing(on_loop, tmp_path) -> None:
+def test_tls_1_2_and_plaintext_get_nothing(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         server = Server(left)
@@ -260,7 +272,9 @@ def test_tls_1_2_and_plaintext_get_nothing(on_loop, tmp_path) -> None:
 
 
 @pytest.mark.threat("T28")
-def test_a_client_without_a_certificate_gets_nothing(on_loop, tmp_path) -> None:
+def test_a_client_without_a_certificate_gets_nothing(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, _ = await pair(tmp_path)
         server = Server(left)
@@ -274,7 +288,9 @@ def test_a_client_without_a_certificate_gets_nothing(on_loop, tmp_path) -> None:
 
 
 @pytest.mark.threat("T27")
-def test_removal_cuts_live_connections_on_every_port_and_refuses_new_ones(on_loop, tmp_path) -> None:
+def test_removal_cuts_live_connections_on_every_port_and_refuses_new_ones(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         servers = [Server(left, Port.INGRESS), Server(left, Port.LINK)]
@@ -296,7 +312,7 @@ def test_removal_cuts_live_connections_on_every_port_and_refuses_new_ones(on_loo
 
 
 @pytest.mark.threat("T27")
-def test_no_tls_session_is_ever_offered_for_resumption(tmp_path) -> None:
+def test_no_tls_session_is_ever_offered_for_resumption(tmp_path: Path) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         server = Server(left)
@@ -335,7 +351,7 @@ def test_no_tls_session_is_ever_offered_for_resumption(tmp_path) -> None:
 
 @pytest.mark.threat("T27")
 def test_a_connection_that_was_mid_handshake_when_its_id_was_removed_is_never_admitted(
-    on_loop, tmp_path
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
@@ -366,7 +382,7 @@ def test_a_connection_that_was_mid_handshake_when_its_id_was_removed_is_never_ad
 
 
 @pytest.mark.threat("T20")
-async def test_silence_before_the_handshake_is_cut(tmp_path) -> None:
+async def test_silence_before_the_handshake_is_cut(tmp_path: Path) -> None:
     left, _ = await pair(tmp_path)
     server = Server(left, handshake_s=0.2)
     reader, writer = await asyncio.open_connection(*server.address)
@@ -379,7 +395,7 @@ async def test_silence_before_the_handshake_is_cut(tmp_path) -> None:
 
 
 @pytest.mark.threat("T20")
-async def test_one_address_holds_at_most_eight_unauthenticated_connections(tmp_path) -> None:
+async def test_one_address_holds_at_most_eight_unauthenticated_connections(tmp_path: Path) -> None:
     left, right = await pair(tmp_path)
     server = Server(left, handshake_s=60)
     silent = [await asyncio.open_connection(*server.address) for _ in range(8)]
@@ -398,7 +414,9 @@ async def test_one_address_holds_at_most_eight_unauthenticated_connections(tmp_p
 
 
 @pytest.mark.threat("T20")
-def test_a_member_gets_in_past_those_that_hold_all_half_open_connections(on_loop, tmp_path) -> None:
+def test_a_member_gets_in_past_those_that_hold_all_half_open_connections(
+    on_loop: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
     async def scenario() -> None:
         left, right = await pair(tmp_path)
         server = Server(left, handshake_s=60)
@@ -421,7 +439,7 @@ def test_a_member_gets_in_past_those_that_hold_all_half_open_connections(on_loop
 
 
 @pytest.mark.threat("T20")
-async def test_a_known_address_gets_in_while_strangers_fill_the_port(tmp_path) -> None:
+async def test_a_known_address_gets_in_while_strangers_fill_the_port(tmp_path: Path) -> None:
     left, right = await pair(tmp_path)
     server = Server(left, handshake_s=60, is_known=lambda ip: ip == "127.0.0.1")
     sources = [f"127.0.0.{number}" for number in range(2, 6)]
@@ -437,7 +455,7 @@ async def test_a_known_address_gets_in_while_strangers_fill_the_port(tmp_path) -
     await server.aclose()
 
 
-async def test_one_member_holds_at_most_four_connections_on_the_link_port(tmp_path) -> None:
+async def test_one_member_holds_at_most_four_connections_on_the_link_port(tmp_path: Path) -> None:
     left, right = await pair(tmp_path)
     server = Server(left, Port.LINK)
     name = server_name(left.own.node_id)
@@ -452,7 +470,7 @@ async def test_one_member_holds_at_most_four_connections_on_the_link_port(tmp_pa
 
 
 @pytest.mark.threat("T21")
-async def test_accepting_pauses_at_the_descriptor_reserve_and_recovers(tmp_path) -> None:
+async def test_accepting_pauses_at_the_descriptor_reserve_and_recovers(tmp_path: Path) -> None:
     left = await start_node(tmp_path / "left", admittance=Admittance(most=2))
     right = await start_node(tmp_path / "right")
     await introduce(left, right)
@@ -480,7 +498,7 @@ async def linked(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
     await left.tasks.aclose()
 
 
-async def test_aiohttp_serves_websockets_and_requests_behind_the_listener(linked) -> None:
+async def test_aiohttp_serves_websockets_and_requests_behind_the_listener(linked: tuple[Node, Node]) -> None:
     left, right = linked
 
     async def link(request: web.Request) -> web.WebSocketResponse:
@@ -538,7 +556,7 @@ sys.stdin.read()
 
 
 @pytest.mark.threat("T21")
-async def test_running_out_of_descriptors_keeps_what_is_up_and_recovers(tmp_path) -> None:
+async def test_running_out_of_descriptors_keeps_what_is_up_and_recovers(tmp_path: Path) -> None:
     left, right = await pair(tmp_path)
     server = Server(left, pause_s=0.02, handshake_s=60)
     name = server_name(left.own.node_id)

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -65,7 +66,7 @@ def reason(**changes: object) -> str:
         {"addresses": TEXT["addresses"] * 5},
     ],
 )
-def test_anything_else_is_malformed(changes) -> None:
+def test_anything_else_is_malformed(changes: dict[str, Any]) -> None:
     assert reason(**changes) == "malformed"
 
 
@@ -92,7 +93,7 @@ def test_a_certificate_that_is_not_the_one_of_the_id_is_refused() -> None:
 
 @pytest.mark.threat("T17")
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 15_000, b"\xff", b"{}", b"null", b" " * (MOST + 1)])
-def test_a_file_that_is_no_member_file_is_malformed(content) -> None:
+def test_a_file_that_is_no_member_file_is_malformed(content: bytes) -> None:
     with pytest.raises(RemoteFault, match="malformed"):
         parse_member_file(content)
 
@@ -100,7 +101,7 @@ def test_a_file_that_is_no_member_file_is_malformed(content) -> None:
 @pytest.mark.threat("T17")
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 2_000), byte=st.integers(0, 255))
-def test_an_altered_file_is_the_member_or_a_remote_fault(at, byte) -> None:
+def test_an_altered_file_is_the_member_or_a_remote_fault(at: int, byte: int) -> None:
     content = bytearray(write_member_file(MEMBER))
     content[at % len(content)] = byte
     try:

@@ -21,7 +21,7 @@ def ids(node: Node) -> set[bytes]:
     return set(node.membership.members)
 
 
-async def test_adding_a_file_admits_its_node_everywhere_at_once(tmp_path) -> None:
+async def test_adding_a_file_admits_its_node_everywhere_at_once(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     before = here.contexts.build
     told = []
@@ -40,7 +40,7 @@ async def test_adding_a_file_admits_its_node_everywhere_at_once(tmp_path) -> Non
     assert (address.ip, address.mesh_port, address.ingress_port) == (bytes([192, 168, 1, 9]), 7_433, 7_434)
 
 
-async def test_adding_both_ways_ends_in_the_smaller_mesh(tmp_path) -> None:
+async def test_adding_both_ways_ends_in_the_smaller_mesh(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     smaller = min(here.membership.mesh_id, there.membership.mesh_id)
     await introduce(here, there)
@@ -48,7 +48,7 @@ async def test_adding_both_ways_ends_in_the_smaller_mesh(tmp_path) -> None:
     assert (ids(here), ids(there)) == ({there.own.id16}, {here.own.id16})
 
 
-async def test_importing_every_pair_ends_in_one_mesh_that_outlives_a_restart(tmp_path) -> None:
+async def test_importing_every_pair_ends_in_one_mesh_that_outlives_a_restart(tmp_path: Path) -> None:
     names = ("a", "b", "c", "d")
     fleet = await nodes(tmp_path, *names)
     files = [node.file() for node in fleet]
@@ -65,7 +65,7 @@ async def test_importing_every_pair_ends_in_one_mesh_that_outlives_a_restart(tmp
         assert after.contexts.client.cert_store_stats()["x509"] == 3
 
 
-async def test_two_paired_meshes_do_not_mix(tmp_path) -> None:
+async def test_two_paired_meshes_do_not_mix(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     for node in (here, there):
         node.own.save_mesh(node.own.mesh.moved(type(node.own.mesh.claim)(node.membership.mesh_id, True)))
@@ -74,7 +74,7 @@ async def test_two_paired_meshes_do_not_mix(tmp_path) -> None:
     assert ids(here) == set()
 
 
-async def test_what_is_not_the_expected_node_is_not_added(tmp_path) -> None:
+async def test_what_is_not_the_expected_node_is_not_added(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     add = here.membership.add
     assert (await add(there.file(), here.own.node_id)).code is AddCode.ID_DIFFERS
@@ -85,7 +85,7 @@ async def test_what_is_not_the_expected_node_is_not_added(tmp_path) -> None:
     assert (here.changes, ids(here)) == ([], set())
 
 
-async def test_adding_again_changes_nothing_but_other_roles_do(tmp_path) -> None:
+async def test_adding_again_changes_nothing_but_other_roles_do(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     await introduce(here, there)
     told = len(here.changes)
@@ -97,7 +97,7 @@ async def test_adding_again_changes_nothing_but_other_roles_do(tmp_path) -> None
     assert (member.roles, member.admission) == (Role.NODE, 2)
 
 
-async def test_a_full_roster_says_so(tmp_path) -> None:
+async def test_a_full_roster_says_so(tmp_path: Path) -> None:
     here = await start_node(tmp_path / "here", limit=1)
     one, two = await nodes(tmp_path, "one", "two")
     assert (await here.membership.add(one.file(), one.own.node_id)).code is AddCode.ADDED
@@ -105,7 +105,7 @@ async def test_a_full_roster_says_so(tmp_path) -> None:
 
 
 @pytest.mark.threat("T27")
-async def test_a_removed_node_is_out_at_once_and_after_a_restart_until_added_again(tmp_path) -> None:
+async def test_a_removed_node_is_out_at_once_and_after_a_restart_until_added_again(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     await introduce(here, there)
     removed = await here.membership.remove(there.own.node_id[:12])
@@ -123,7 +123,7 @@ async def test_a_removed_node_is_out_at_once_and_after_a_restart_until_added_aga
     assert again.membership.members[there.own.id16].admission == 2
 
 
-async def test_removal_needs_a_reference_to_one_member(tmp_path) -> None:
+async def test_removal_needs_a_reference_to_one_member(tmp_path: Path) -> None:
     here = await start_node(tmp_path / "here")
     assert (await here.membership.remove("@box")).code is RemoveCode.NOT_A_MEMBER
     for folder in ("one", "two"):
@@ -137,7 +137,7 @@ async def test_removal_needs_a_reference_to_one_member(tmp_path) -> None:
     assert (await here.membership.remove("@box")).code is RemoveCode.REMOVED
 
 
-async def test_a_name_that_this_node_has_as_well_names_nobody_who_could_be_removed(tmp_path) -> None:
+async def test_a_name_that_this_node_has_as_well_names_nobody_who_could_be_removed(tmp_path: Path) -> None:
     (here,) = await nodes(tmp_path, "box")
     twin = await start_node(tmp_path / "twin", "box")
     await here.membership.add(twin.file(), twin.own.node_id)
@@ -145,7 +145,7 @@ async def test_a_name_that_this_node_has_as_well_names_nobody_who_could_be_remov
     assert (await here.membership.remove(twin.own.node_id)).code is RemoveCode.REMOVED
 
 
-async def test_a_removal_counts_what_was_open_before_anybody_was_told(tmp_path) -> None:
+async def test_a_removal_counts_what_was_open_before_anybody_was_told(tmp_path: Path) -> None:
     here, there = await nodes(tmp_path, "here", "there")
     await here.membership.add(there.file(), there.own.node_id)
     links = [1, 2]
@@ -157,7 +157,7 @@ async def test_a_removal_counts_what_was_open_before_anybody_was_told(tmp_path) 
 
 
 @pytest.mark.threat("T48")
-async def test_a_damaged_entry_is_quarantined_and_the_rest_is_used(tmp_path) -> None:
+async def test_a_damaged_entry_is_quarantined_and_the_rest_is_used(tmp_path: Path) -> None:
     here, one, two = await nodes(tmp_path, "here", "one", "two")
     for other in (one, two):
         await here.membership.add(other.file(), other.own.node_id)
@@ -169,7 +169,7 @@ async def test_a_damaged_entry_is_quarantined_and_the_rest_is_used(tmp_path) -> 
 
 
 @pytest.mark.threat("T48")
-async def test_a_stored_entry_that_another_key_signed_does_not_convince(tmp_path) -> None:
+async def test_a_stored_entry_that_another_key_signed_does_not_convince(tmp_path: Path) -> None:
     here, there, victim = await nodes(tmp_path, "here", "there", "victim")
     await here.membership.add(victim.file(), victim.own.node_id)
     await there.membership.add(victim.file(), victim.own.node_id)
@@ -181,7 +181,7 @@ async def test_a_stored_entry_that_another_key_signed_does_not_convince(tmp_path
 
 
 @pytest.mark.threat("T48")
-async def test_a_crash_between_mesh_and_roster_loses_no_member(tmp_path) -> None:
+async def test_a_crash_between_mesh_and_roster_loses_no_member(tmp_path: Path) -> None:
     here, there, other = await nodes(tmp_path, "here", "there", "other")
     await here.membership.add(other.file(), other.own.node_id)
     claim = there.own.mesh.claim
@@ -193,7 +193,9 @@ async def test_a_crash_between_mesh_and_roster_loses_no_member(tmp_path) -> None
 
 
 @pytest.mark.threat("T48")
-async def test_without_a_disk_nobody_is_added_but_a_removal_counts_and_is_stored_later(tmp_path) -> None:
+async def test_without_a_disk_nobody_is_added_but_a_removal_counts_and_is_stored_later(
+    tmp_path: Path,
+) -> None:
     here = await start_node(tmp_path / "here", retry_s=0.01)
     one, two = await nodes(tmp_path, "one", "two")
     await introduce(here, one)
@@ -210,7 +212,7 @@ async def test_without_a_disk_nobody_is_added_but_a_removal_counts_and_is_stored
     assert ids(await start_node(tmp_path / "here")) == set()
 
 
-async def test_only_the_newest_build_of_contexts_is_installed(tmp_path) -> None:
+async def test_only_the_newest_build_of_contexts_is_installed(tmp_path: Path) -> None:
     (here,) = await nodes(tmp_path, "here")
     older = asyncio.ensure_future(here.contexts.rebuild([here.own.der]))
     await asyncio.sleep(0)
@@ -219,7 +221,7 @@ async def test_only_the_newest_build_of_contexts_is_installed(tmp_path) -> None:
     assert here.contexts.client.cert_store_stats()["x509"] == 0
 
 
-async def test_the_contexts_are_what_the_recipe_says(tmp_path) -> None:
+async def test_the_contexts_are_what_the_recipe_says(tmp_path: Path) -> None:
     (here,) = await nodes(tmp_path, "here")
     server, client = here.contexts.server.current, here.contexts.client
     for built in (server, client):

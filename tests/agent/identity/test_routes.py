@@ -25,7 +25,7 @@ EXPECTED = {
 
 @pytest.mark.threat("T29")
 @pytest.mark.parametrize("roles", range(16))
-def test_every_route_is_open_to_its_roles_and_to_no_others(roles) -> None:
+def test_every_route_is_open_to_its_roles_and_to_no_others(roles: int) -> None:
     assert set(ROUTES) == set(EXPECTED)
     for route, enough in EXPECTED.items():
         assert allowed(*route, roles) is (Answer.ALLOWED if roles & enough else Answer.FORBIDDEN)

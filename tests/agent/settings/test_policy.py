@@ -188,7 +188,7 @@ VALUES = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.dictionaries(st.sampled_from(NUMBERS), VALUES, max_size=6))
 def test_whatever_numbers_are_written_there_is_a_sound_policy_or_a_fault_about_them(
-    tmp_path, given_values
+    tmp_path: Path, given_values: dict[str, object]
 ) -> None:
     text = "\n".join(f"{key} = {toml(value)}" for key, value in given_values.items())
     found = load_policy(write(tmp_path, text))

@@ -2,6 +2,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,11 +22,11 @@ from agent.store.checked import (
 )
 
 
-def names(folder) -> list[str]:
+def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_write_is_private_and_keeps_the_content_before(tmp_path) -> None:
+def test_a_write_is_private_and_keeps_the_content_before(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"one")
     write_atomic(path, b"two")
@@ -36,7 +37,7 @@ def test_a_write_is_private_and_keeps_the_content_before(tmp_path) -> None:
     assert names(tmp_path) == ["file", "file.last"]
 
 
-def test_the_mode_does_not_depend_on_the_umask(tmp_path) -> None:
+def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         write_atomic(tmp_path / "file", b"", mode=0o644)
@@ -45,7 +46,7 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
 
 
-def test_a_write_that_fails_leaves_the_old_content_and_no_litter(tmp_path) -> None:
+def test_a_write_that_fails_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     path.mkdir()
     with pytest.raises(OSError):
@@ -53,7 +54,7 @@ def test_a_write_that_fails_leaves_the_old_content_and_no_litter(tmp_path) -> No
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_write_replaces_a_link_instead_of_following_it(tmp_path) -> None:
+def test_a_write_replaces_a_link_instead_of_following_it(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"theirs")
     (tmp_path / "file").symlink_to(tmp_path / "elsewhere")
     write_atomic(tmp_path / "file", b"ours")
@@ -62,7 +63,7 @@ def test_a_write_replaces_a_link_instead_of_following_it(tmp_path) -> None:
 
 
 @pytest.mark.threat("T26")
-def test_a_link_a_pipe_and_an_oversize_file_are_not_read(tmp_path) -> None:
+def test_a_link_a_pipe_and_an_oversize_file_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"1234")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")
@@ -72,7 +73,7 @@ def test_a_link_a_pipe_and_an_oversize_file_are_not_read(tmp_path) -> None:
             read_plain(tmp_path / name, most)
 
 
-def test_removing_and_setting_aside_take_what_they_name(tmp_path) -> None:
+def test_removing_and_setting_aside_take_what_they_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"one")
     write_atomic(path, b"two")
@@ -92,7 +93,9 @@ def test_a_checked_file_has_its_layout() -> None:
 @pytest.mark.threat("T48")
 @settings(max_examples=60, deadline=None)
 @given(payload=st.binary(max_size=60), version=st.sampled_from([1, 2, 999]), data=st.data())
-def test_a_checked_file_cut_or_altered_anywhere_is_seen(payload, version, data) -> None:
+def test_a_checked_file_cut_or_altered_anywhere_is_seen(
+    payload: bytes, version: int, data: st.DataObject
+) -> None:
     content = pack(payload, version)
     cut = data.draw(st.integers(0, len(content) - 1))
     at = data.draw(st.integers(0, len(content) - 1))
@@ -105,12 +108,12 @@ def test_a_checked_file_cut_or_altered_anywhere_is_seen(payload, version, data) 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=st.dictionaries(st.binary(max_size=8), st.integers(0, 2**63 - 1), max_size=5))
-def test_a_checked_value_reads_back(tmp_path, value) -> None:
+def test_a_checked_value_reads_back(tmp_path: Path, value: dict[bytes, int]) -> None:
     write_checked(tmp_path / "file", value)
     assert read_checked(tmp_path / "file", dict[bytes, int]) == value
 
 
-def test_a_missing_checked_file_is_none_and_a_wrong_one_is_damaged(tmp_path) -> None:
+def test_a_missing_checked_file_is_none_and_a_wrong_one_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert read_checked(path, int) is None
     write_checked(path, "text")
@@ -125,7 +128,7 @@ def test_a_missing_checked_file_is_none_and_a_wrong_one_is_damaged(tmp_path) -> 
         read_checked(path, int)
 
 
-def test_a_damaged_file_is_replaced_by_the_one_before(tmp_path) -> None:
+def test_a_damaged_file_is_replaced_by_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert read_checked_or_last(path, int) is None
     write_checked(path, 1)
@@ -140,7 +143,7 @@ def test_a_damaged_file_is_replaced_by_the_one_before(tmp_path) -> None:
         read_checked_or_last(path, int)
 
 
-def test_an_older_file_is_brought_up_by_numbered_steps(tmp_path) -> None:
+def test_an_older_file_is_brought_up_by_numbered_steps(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_checked(path, 5)
     second = FileSchema(steps=(lambda value: {"count": value},))
@@ -152,7 +155,7 @@ def test_an_older_file_is_brought_up_by_numbered_steps(tmp_path) -> None:
     assert read_checked(path, dict[str, int | str], third) == {"count": 7, "unit": "s"}
 
 
-def test_a_newer_file_is_told_from_a_damaged_one_and_not_read(tmp_path) -> None:
+def test_a_newer_file_is_told_from_a_damaged_one_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_checked(path, 1)
     newer = FileSchema(steps=(lambda value: value,))
@@ -180,7 +183,7 @@ for number in range(1, 1_000_000):
 
 
 @pytest.mark.threat("T48")
-def test_a_killed_writer_leaves_a_whole_file_not_older_than_what_it_reported(tmp_path) -> None:
+def test_a_killed_writer_leaves_a_whole_file_not_older_than_what_it_reported(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for kills in range(4):
         writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE)

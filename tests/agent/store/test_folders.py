@@ -41,7 +41,7 @@ def refusal(found: Folders) -> RefuseToStart:
     return caught.value
 
 
-def test_missing_folders_are_made_private(tmp_path) -> None:
+def test_missing_folders_are_made_private(tmp_path: Path) -> None:
     found = folders(tmp_path)
     found.prepare()
     found.prepare()
@@ -60,7 +60,9 @@ def test_missing_folders_are_made_private(tmp_path) -> None:
         ("config", 0o777, "config_writable"),
     ],
 )
-def test_a_folder_open_to_others_refuses_and_says_what_to_do(tmp_path, which, mode, reason) -> None:
+def test_a_folder_open_to_others_refuses_and_says_what_to_do(
+    tmp_path: Path, which: str, mode: int, reason: str
+) -> None:
     found = folders(tmp_path)
     found.prepare()
     folder = getattr(found, which)
@@ -76,7 +78,7 @@ def test_a_folder_open_to_others_refuses_and_says_what_to_do(tmp_path, which, mo
 
 
 @pytest.mark.parametrize("which", ["state", "runtime"])
-def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path, which) -> None:
+def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path: Path, which: str) -> None:
     (tmp_path / "file").write_text("")
     places = {"state": tmp_path / "state", "runtime": tmp_path / "run"} | {which: tmp_path / "file" / "sub"}
     refused = refusal(Folders(places["state"], places["runtime"], tmp_path / "config"))
@@ -87,19 +89,19 @@ def test_a_folder_that_cannot_be_made_refuses_and_says_why(tmp_path, which) -> N
     assert refusal(Folders(places["state"], places["runtime"], tmp_path / "config")).reason == "not_a_folder"
 
 
-def test_a_runtime_folder_may_be_open_to_its_group(tmp_path) -> None:
+def test_a_runtime_folder_may_be_open_to_its_group(tmp_path: Path) -> None:
     found = folders(tmp_path)
     found.prepare()
     found.runtime.chmod(0o750)
     found.prepare()
 
 
-def test_a_socket_path_too_long_for_the_kernel_refuses(tmp_path) -> None:
+def test_a_socket_path_too_long_for_the_kernel_refuses(tmp_path: Path) -> None:
     found = Folders(tmp_path / "state", tmp_path / ("r" * 100), tmp_path / "config")
     assert refusal(found).reason == "socket_path_too_long"
 
 
-def test_a_state_folder_is_one_daemons_for_as_long_as_it_lives(tmp_path) -> None:
+def test_a_state_folder_is_one_daemons_for_as_long_as_it_lives(tmp_path: Path) -> None:
     held = claim(tmp_path)
     with pytest.raises(RefuseToStart, match="another daemon runs with") as refused:
         claim(tmp_path)

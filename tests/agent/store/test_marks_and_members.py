@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from agent.store.atomic import last_of
@@ -24,7 +26,7 @@ FILE = RosterFile(
 ADDRESS = Address(ip=bytes([10, 0, 0, 1]), mesh_port=7_433, ingress_port=7_434)
 
 
-def test_the_epoch_is_what_was_saved(tmp_path) -> None:
+def test_the_epoch_is_what_was_saved(tmp_path: Path) -> None:
     marks = Marks(tmp_path)
     assert marks.epoch() == 0
     marks.save_epoch(7)
@@ -32,7 +34,7 @@ def test_the_epoch_is_what_was_saved(tmp_path) -> None:
 
 
 @pytest.mark.threat("T48")
-def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path) -> None:
+def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path: Path) -> None:
     marks = Marks(tmp_path)
     marks.save_epoch(7)
     marks.save_epoch(8)
@@ -44,7 +46,7 @@ def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path) -> None:
     assert marks.epoch() == 0
 
 
-def test_floors_survive_and_damaged_ones_are_the_ones_before_or_none(tmp_path) -> None:
+def test_floors_survive_and_damaged_ones_are_the_ones_before_or_none(tmp_path: Path) -> None:
     marks = Marks(tmp_path)
     assert marks.floors() == {}
     first = {Id16(bytes(16)): Floor(static=Stamp(1, 2), volatile=Stamp(1, 9))}
@@ -58,7 +60,7 @@ def test_floors_survive_and_damaged_ones_are_the_ones_before_or_none(tmp_path) -
     assert marks.floors() == {}
 
 
-def test_roster_files_read_back(tmp_path) -> None:
+def test_roster_files_read_back(tmp_path: Path) -> None:
     files = RosterFiles(tmp_path)
     assert files.load() == ({}, [])
     files.save(ONE, FILE)
@@ -67,7 +69,7 @@ def test_roster_files_read_back(tmp_path) -> None:
 
 
 @pytest.mark.threat("T48")
-def test_a_roster_file_cut_anywhere_is_quarantined_and_the_rest_is_used(tmp_path) -> None:
+def test_a_roster_file_cut_anywhere_is_quarantined_and_the_rest_is_used(tmp_path: Path) -> None:
     RosterFiles(tmp_path).save(TWO, FILE)
     RosterFiles(tmp_path).save(ONE, FILE)
     path = tmp_path / "roster" / ONE
@@ -80,7 +82,7 @@ def test_a_roster_file_cut_anywhere_is_quarantined_and_the_rest_is_used(tmp_path
 
 
 @pytest.mark.threat("T27")
-def test_damage_does_not_bring_a_removed_member_back(tmp_path) -> None:
+def test_damage_does_not_bring_a_removed_member_back(tmp_path: Path) -> None:
     files = RosterFiles(tmp_path)
     files.save(ONE, FILE)
     removed = RosterFile(
@@ -97,7 +99,7 @@ def test_damage_does_not_bring_a_removed_member_back(tmp_path) -> None:
     assert files.load() == ({ONE: removed}, [])
 
 
-def test_peers_keep_eight_addresses_and_a_damaged_file_is_dropped(tmp_path) -> None:
+def test_peers_keep_eight_addresses_and_a_damaged_file_is_dropped(tmp_path: Path) -> None:
     peers = PeerFiles(tmp_path)
     peers.save(ONE, [ADDRESS] * 9)
     assert peers.load() == {ONE: (ADDRESS,) * 8}
@@ -108,14 +110,14 @@ def test_peers_keep_eight_addresses_and_a_damaged_file_is_dropped(tmp_path) -> N
     assert peers.load() == {}
 
 
-def test_names_that_are_no_node_ids_are_left_alone(tmp_path) -> None:
+def test_names_that_are_no_node_ids_are_left_alone(tmp_path: Path) -> None:
     RosterFiles(tmp_path).save(ONE, FILE)
     (tmp_path / "roster" / "README").write_text("hello")
     assert list(RosterFiles(tmp_path).load()[0]) == [ONE]
     assert (tmp_path / "roster" / "README").exists()
 
 
-def test_profiles_are_saved_changed_and_deleted(tmp_path) -> None:
+def test_profiles_are_saved_changed_and_deleted(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     assert store.load() == {}
     store.save({"a": b"1", "b": b"2"})
@@ -129,7 +131,7 @@ def test_profiles_are_saved_changed_and_deleted(tmp_path) -> None:
 
 @pytest.mark.threat("T48")
 @pytest.mark.parametrize("damage", ["junk", "cut", "middle"])
-def test_a_damaged_profile_file_is_set_aside_and_learning_starts_anew(tmp_path, damage) -> None:
+def test_a_damaged_profile_file_is_set_aside_and_learning_starts_anew(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "profiles.sqlite"
     store = ProfileStore(tmp_path)
     store.save({str(i): bytes(200) for i in range(200)})
@@ -156,11 +158,11 @@ class Told:
     def __init__(self) -> None:
         self.files = []
 
-    def __call__(self, path, version, aside) -> None:
+    def __call__(self, path: Path, version: int, aside: Path) -> None:
         self.files.append((path.name, version, aside.name))
 
 
-def test_marks_of_a_newer_version_are_set_aside_unaltered_and_told(tmp_path) -> None:
+def test_marks_of_a_newer_version_are_set_aside_unaltered_and_told(tmp_path: Path) -> None:
     told = Told()
     marks = Marks(tmp_path, told)
     marks.save_epoch(7)
@@ -175,7 +177,7 @@ def test_marks_of_a_newer_version_are_set_aside_unaltered_and_told(tmp_path) -> 
     assert Marks(tmp_path).epoch() == 10
 
 
-def test_a_newer_file_and_a_newer_one_before_it_are_both_set_aside(tmp_path) -> None:
+def test_a_newer_file_and_a_newer_one_before_it_are_both_set_aside(tmp_path: Path) -> None:
     told = Told()
     for name in ("epoch", "epoch.last", "floors", "floors.last"):
         (tmp_path / name).write_bytes(NEWER)
@@ -184,7 +186,7 @@ def test_a_newer_file_and_a_newer_one_before_it_are_both_set_aside(tmp_path) -> 
     assert [aside for *_, aside in told.files] == ["epoch.v7", "epoch.last.v7", "floors.v7", "floors.last.v7"]
 
 
-def test_addresses_of_a_newer_version_are_set_aside_and_those_of_others_used(tmp_path) -> None:
+def test_addresses_of_a_newer_version_are_set_aside_and_those_of_others_used(tmp_path: Path) -> None:
     told = Told()
     peers = PeerFiles(tmp_path, told)
     peers.save(ONE, [ADDRESS])
@@ -196,7 +198,7 @@ def test_addresses_of_a_newer_version_are_set_aside_and_those_of_others_used(tmp
 
 
 @pytest.mark.parametrize("name", [ONE, f"{ONE}.last"])
-def test_a_roster_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path, name) -> None:
+def test_a_roster_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
     RosterFiles(tmp_path).save(TWO, FILE)
     (tmp_path / "roster" / name).write_bytes(NEWER)
     with pytest.raises(RefuseToStart, match="newer version") as refused:

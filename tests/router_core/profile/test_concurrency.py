@@ -1,5 +1,7 @@
 """The limit of an engine that does not tell how many requests it takes."""
 
+from collections.abc import Callable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ class Served:
         self.limit = ConcurrencyLimit(self.now)
         self.inside = 0
 
-    def burst(self, count: int, takes_ms, tokens: int | None = None) -> None:
+    def burst(self, count: int, takes_ms: Callable[[int], float], tokens: int | None = None) -> None:
         """``count`` come at once, end one after the other; then a window is over."""
         sent = []
         for _ in range(count):
@@ -99,7 +101,9 @@ def test_a_rise_of_less_than_a_third_of_a_second_is_none() -> None:
         max_size=60,
     )
 )
-def test_whatever_passes_the_limit_stays_in_its_bounds(events) -> None:
+def test_whatever_passes_the_limit_stays_in_its_bounds(
+    events: list[tuple[int, int, float, int | None]],
+) -> None:
     now, limit = 0, ConcurrencyLimit(0)
     for in_flight, later, took, tokens in events:
         now += later

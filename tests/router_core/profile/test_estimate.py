@@ -1,6 +1,7 @@
 """Own samples, claims and priors, and how they weigh against each other."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ def own(n: int, gen: float = 10.0) -> Profile:
     return Profile(prompt=Series(n=n, mean=math.log(300.0)), gen=Series(n=n, mean=math.log(gen)), at_ms=NOW)
 
 
-def claim(n: int, gen_dtps: int = 5000, **over) -> ProfileFacts:
+def claim(n: int, gen_dtps: int = 5000, **over: Any) -> ProfileFacts:
     return ProfileFacts(model=0, engine=0, n=n, gen_dtps=gen_dtps, prompt_dtps=15_000, **over)
 
 
@@ -68,7 +69,9 @@ def test_three_samples_that_contradict_a_claim_silence_it() -> None:
     st.floats(0.1, 2_000),
     st.none() | st.builds(claim, st.integers(0, 65_535), st.integers(0, 2**32 - 1)),
 )
-def test_no_claim_or_prior_outweighs_what_was_observed(n, speed, told) -> None:
+def test_no_claim_or_prior_outweighs_what_was_observed(
+    n: int, speed: float, told: ProfileFacts | None
+) -> None:
     """The estimate lies between what was observed and what is told; after 20 samples it is what was observed."""
     expected = gen(own(n, speed), told)
     claimed = [min(2_000.0, told.gen_dtps / 10)] if told is not None and told.gen_dtps else []
@@ -97,7 +100,9 @@ def test_own_load_times_beat_claims_and_priors() -> None:
 
 
 @pytest.mark.parametrize(("loads_s", "spread"), [((2.0,) * 10, 0.1), ((0.1, 90.0) * 5, 0.7)])
-def test_the_spread_of_load_times_is_never_certain_and_never_boundless(loads_s, spread) -> None:
+def test_the_spread_of_load_times_is_never_certain_and_never_boundless(
+    loads_s: tuple[float, ...], spread: float
+) -> None:
     assert abilities(Profile(loads_s=loads_s, at_ms=NOW), PRIOR, None, NOW, POLICY).s_load == spread
 
 
@@ -138,7 +143,7 @@ def test_an_empty_profile_publishes_unknowns_not_zeros() -> None:
 
 
 @pytest.mark.parametrize(("q", "value"), [(0.75, 3.0), (0.5, 2.0), (1.0, 4.0), (0.01, 1.0)])
-def test_a_quantile_is_one_of_the_values(q, value) -> None:
+def test_a_quantile_is_one_of_the_values(q: float, value: float) -> None:
     assert quantile((4.0, 1.0, 3.0, 2.0), q) == value
 
 
@@ -146,7 +151,7 @@ def static(*bandwidths: int | None) -> Static:
     return Static(gpus=tuple(GpuFacts(uuid8=bytes(8), name="g", mem_bw_gbs=value) for value in bandwidths))
 
 
-def prior(gpus: Static, **model) -> Prior:
+def prior(gpus: Static, **model: Any) -> Prior:
     engine = EngineFacts(name="e", kind="llamacpp", gpus=tuple(range(len(gpus.gpus))))
     return prior_of(gpus, engine, ModelFacts(name="m", engine=0, **model), POLICY)
 

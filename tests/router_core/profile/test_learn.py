@@ -1,6 +1,7 @@
 """What one outcome teaches, and what it must not."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,9 @@ POLICY = ProfilePolicy()
 KEY = ProfileKey(node=Id16(bytes(16)), endpoint="e", model="m")
 
 
-def outcome(**over) -> Outcome:
+def outcome(**over: Any) -> Outcome:
     """A good attempt: 1,000 tokens in 1 s, 101 tokens in 2 s, alone."""
-    fields = {
+    fields: dict[str, Any] = {
         "key": KEY,
         "at_ms": 1000,
         "result": Result.OK,
@@ -58,7 +59,7 @@ def test_without_a_prompt_time_the_first_token_stands_in() -> None:
 
 
 @pytest.mark.parametrize("over", [{"prompt_tokens": 127}, {"prompt_tokens": None}, {"prompt_ms": 0.0}])
-def test_short_or_untold_prompts_teach_no_rate(over) -> None:
+def test_short_or_untold_prompts_teach_no_rate(over: dict[str, Any]) -> None:
     assert after(outcome(**over)).prompt.n == 0
 
 
@@ -82,12 +83,12 @@ def test_a_slow_start_never_makes_a_rate_boundless() -> None:
 @pytest.mark.parametrize(
     "over", [{"gen_tokens": 1}, {"gen_tokens": None}, {"gen_ms": None}, {"gen_ms": 0.0}, {"gen_ms": 1.0}]
 )
-def test_an_answer_without_a_measurable_gap_or_time_teaches_no_speed(over) -> None:
+def test_an_answer_without_a_measurable_gap_or_time_teaches_no_speed(over: dict[str, Any]) -> None:
     assert after(outcome(**over)).gen.n == 0
 
 
 @pytest.mark.parametrize(("tokens", "weight"), [(2, 2 / 32), (8, 0.25), (20, 0.625), (32, 1), (400, 1)])
-def test_a_short_answer_teaches_as_much_as_it_tells(tokens, weight) -> None:
+def test_a_short_answer_teaches_as_much_as_it_tells(tokens: int, weight: int | float) -> None:
     profile = after(outcome(gen_tokens=tokens, gen_ms=20.0 * (tokens - 1)))
     assert (profile.gen.n, profile.gen.value) == (pytest.approx(weight), pytest.approx(50.0))
 
@@ -113,7 +114,9 @@ def test_a_stream_that_came_in_one_piece_teaches_as_a_whole() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.floats(0.5, 1_000), st.booleans()), min_size=1, max_size=40)
 )
-def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(answers) -> None:
+def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(
+    answers: list[tuple[int, float, bool]],
+) -> None:
     """Streams and whole answers, short and long, in any order."""
     profile, seen = Profile(), []
     for tokens, speed, streamed in answers:
@@ -127,7 +130,7 @@ def test_whatever_the_lengths_the_learned_speed_lies_among_the_seen_ones(answers
 
 
 @pytest.mark.parametrize("result", [Result.CANCELLED, Result.FAULT, Result.OTHER])
-def test_only_a_whole_answer_teaches_speed(result) -> None:
+def test_only_a_whole_answer_teaches_speed(result: Result) -> None:
     profile = after(outcome(result=result, load_ms=3000.0))
     assert (profile.prompt.n, profile.gen.n, profile.loads_s) == (0, 0, ())
 
@@ -157,7 +160,7 @@ def test_the_slow_down_per_request_is_learned_from_crowded_answers() -> None:
 
 
 @pytest.mark.parametrize("times", [0.1, 0.25, 0.5, 2.0, 4.0])
-def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_crowds(times) -> None:
+def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_crowds(times: float) -> None:
     """Laptop on battery, or another driver: 3 at a time, each 1.2 times slower than alone, as ever."""
     profile = after(*[outcome()] * 20)
     crowded = {"concurrency": 3.0, "gen_ms": 2400.0}
@@ -171,7 +174,7 @@ def test_a_lasting_change_of_speed_is_followed_even_if_answers_always_come_in_cr
 
 @pytest.mark.parametrize("gen_ms", [1e-320, 5e-324, 1e308, math.inf])
 @pytest.mark.parametrize("concurrency", [1.0, 3.0])
-def test_a_time_beyond_all_measure_teaches_nothing(gen_ms, concurrency) -> None:
+def test_a_time_beyond_all_measure_teaches_nothing(gen_ms: float, concurrency: float) -> None:
     known = after(*[outcome()] * 30)
     changed = learn(known, outcome(gen_ms=gen_ms, concurrency=concurrency), POLICY)
     assert (changed.gen.n, changed.gen.mean, changed.beta) == (known.gen.n, known.gen.mean, known.beta)

@@ -1,5 +1,7 @@
 """The table of profiles: look-ups that fall back, sizes that are learned, ceilings that hold."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +17,8 @@ from router_core.profile.profiles import Profiles, decode_profile, encode_profil
 KEY = ProfileKey(node=Id16(bytes(16)), endpoint="e", model="m", quant="Q4_K_M", ctx=8192, parallel=4)
 
 
-def outcome(key: ProfileKey = KEY, **over) -> Outcome:
-    fields = {
+def outcome(key: ProfileKey = KEY, **over: Any) -> Outcome:
+    fields: dict[str, Any] = {
         "key": key,
         "at_ms": 1000,
         "result": Result.OK,
@@ -117,7 +119,7 @@ def test_every_change_raises_the_generation() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_profile_or_a_remote_fault(data) -> None:
+def test_any_bytes_are_a_profile_or_a_remote_fault(data: bytes) -> None:
     try:
         key, profile = decode_profile(data, now=1)
     except RemoteFault:

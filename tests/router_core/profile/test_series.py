@@ -74,7 +74,7 @@ def test_a_lasting_change_is_followed() -> None:
     st.integers(0, 99),
 )
 def test_most_of_a_lasting_change_is_followed_within_ten_samples_and_all_but_a_twentieth_within_thirty(
-    count, change, noise, seed
+    count: int, change: float, noise: float, seed: int
 ) -> None:
     rng = Random(seed)
     series = after(*[100.0 * math.exp(rng.uniform(-noise, noise)) for _ in range(count)])
@@ -88,13 +88,13 @@ def test_most_of_a_lasting_change_is_followed_within_ten_samples_and_all_but_a_t
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=60))
-def test_what_is_learned_stays_within_what_was_seen(samples) -> None:
+def test_what_is_learned_stays_within_what_was_seen(samples: list[float]) -> None:
     assert min(samples) * 0.999 <= after(*samples).value <= max(samples) * 1.001
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(20, 60), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=2))
-def test_two_odd_samples_in_a_row_move_nothing(count, odd) -> None:
+def test_two_odd_samples_in_a_row_move_nothing(count: int, odd: list[float]) -> None:
     series = after(*[100.0] * count)
     again = series
     for factor in odd:
@@ -118,7 +118,7 @@ def test_a_lasting_change_does_not_make_old_experience_count_as_none() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
-def test_no_sample_breaks_a_series(samples) -> None:
+def test_no_sample_breaks_a_series(samples: list[float]) -> None:
     series = after(*samples)
     assert math.isfinite(series.mean)
     assert series.var >= 0.0

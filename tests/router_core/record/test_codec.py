@@ -93,14 +93,14 @@ def test_a_stored_record_unseals_to_its_header_and_body() -> None:
 @pytest.mark.threat("T19")
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_vector_is_one_remote_fault_in_every_reader(name, reader) -> None:
+def test_a_bad_vector_is_one_remote_fault_in_every_reader(name: str, reader: str) -> None:
     with pytest.raises(RemoteFault):
         READERS[reader]((HERE / "bad" / name).read_bytes())
 
 
 @pytest.mark.threat("T16")
 @pytest.mark.parametrize("reader", READERS)
-def test_a_blob_over_its_size_is_refused_before_it_is_read(reader) -> None:
+def test_a_blob_over_its_size_is_refused_before_it_is_read(reader: str) -> None:
     with pytest.raises(RemoteFault):
         READERS[reader](b"\x90" * 65_536)
 
@@ -117,7 +117,7 @@ def test_a_blob_over_its_size_is_refused_before_it_is_read(reader) -> None:
         pytest.param(b"\xdc\x04\x00" * 20_000, id="arrays that promise more"),
     ],
 )
-def test_a_bomb_costs_little_memory(bomb) -> None:
+def test_a_bomb_costs_little_memory(bomb: bytes) -> None:
     tracemalloc.start()
     try:
         for read in READERS.values():
@@ -132,7 +132,7 @@ def test_a_bomb_costs_little_memory(bomb) -> None:
 @pytest.mark.threat("T17")
 @SHORT
 @given(data=st.binary(max_size=300))
-def test_any_bytes_are_a_value_or_a_remote_fault(data) -> None:
+def test_any_bytes_are_a_value_or_a_remote_fault(data: bytes) -> None:
     for read in READERS.values():
         with contextlib.suppress(RemoteFault):
             read(data)
@@ -141,7 +141,7 @@ def test_any_bytes_are_a_value_or_a_remote_fault(data) -> None:
 @pytest.mark.threat("T17")
 @SHORT
 @given(body=volatiles, at=st.integers(0, 10_000), byte=st.integers(0, 255))
-def test_an_altered_body_is_a_value_or_a_remote_fault(body, at, byte) -> None:
+def test_an_altered_body_is_a_value_or_a_remote_fault(body: Volatile, at: int, byte: int) -> None:
     data = bytearray(encode_volatile(body))
     data[at % len(data)] = byte
     with contextlib.suppress(RemoteFault):
@@ -150,7 +150,7 @@ def test_an_altered_body_is_a_value_or_a_remote_fault(body, at, byte) -> None:
 
 @SHORT
 @given(body=volatiles)
-def test_a_volatile_body_survives_its_encoding(body) -> None:
+def test_a_volatile_body_survives_its_encoding(body: Volatile) -> None:
     data = encode_volatile(body)
     assert encode_volatile(msgspec.msgpack.decode(data, type=Volatile)) == data
     assert codec.decode(data, Volatile, codec.V_BODY, "bad_body") == body
@@ -158,14 +158,14 @@ def test_a_volatile_body_survives_its_encoding(body) -> None:
 
 @SHORT
 @given(body=statics)
-def test_a_static_body_survives_its_encoding(body) -> None:
+def test_a_static_body_survives_its_encoding(body: Static) -> None:
     assert codec.decode(encode_static(body), Static, codec.S_BODY, "bad_body") == body
 
 
 @pytest.mark.threat("T19")
 @SHORT
 @given(body=st.one_of(volatiles, statics))
-def test_encoding_is_byte_for_byte_that_of_msgpack(body) -> None:
+def test_encoding_is_byte_for_byte_that_of_msgpack(body: Volatile | Static) -> None:
     data = codec.encode(body)
     elements = msgpack.unpackb(data)
     assert msgpack.packb(elements) == data
@@ -181,7 +181,7 @@ def test_a_text_never_passes_for_bytes() -> None:
 @pytest.mark.parametrize(
     "name", ["../../etc", "a..b", "a//b", "", ".hidden", "a b", "a\x00", "a\n", "‮abc", "a%2f" + "b" * 200]
 )
-def test_a_model_name_that_could_be_a_path_is_a_bad_body(name) -> None:
+def test_a_model_name_that_could_be_a_path_is_a_bad_body(name: str) -> None:
     body = Static(models=(ModelFacts(name="good", engine=0, aliases=(name,)),))
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(encode_static(body))
@@ -190,7 +190,7 @@ def test_a_model_name_that_could_be_a_path_is_a_bad_body(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "engü", "a\r\nx: y", "a\x1b[2J", "A", "-a", "a b", "a" * 33, "a\n"])
-def test_an_engine_name_that_could_be_more_than_a_name_is_a_bad_body(name) -> None:
+def test_an_engine_name_that_could_be_more_than_a_name_is_a_bad_body(name: str) -> None:
     raw = encode_static(Static(engines=(EngineFacts(name=name, kind="openai"),)))
     with pytest.raises(RemoteFault, match="bad_body"):
         decode_static(raw)

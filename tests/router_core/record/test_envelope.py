@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgpack
 import pytest
 from hypothesis import given, settings
@@ -107,12 +109,12 @@ def test_a_key_or_signature_of_the_wrong_length_is_false_not_an_error() -> None:
 
 @pytest.mark.threat("T28")
 @pytest.mark.parametrize("version", [0, 2, 200])
-def test_another_version_is_unsupported_whatever_its_layout(version) -> None:
+def test_another_version_is_unsupported_whatever_its_layout(version: int) -> None:
     assert reason(msgpack.packb([version, 1, b"whatever"])) == "unsupported_version"
 
 
 @pytest.mark.parametrize("kind", [0, 4, 5, 6, 200])
-def test_a_kind_that_is_no_state_record_is_unknown(kind) -> None:
+def test_a_kind_that_is_no_state_record_is_unknown(kind: int) -> None:
     assert reason(codec.encode(replace(V, kind=kind))) == "unknown_kind"
 
 
@@ -124,7 +126,7 @@ def test_a_record_of_another_mesh_is_told_apart() -> None:
 @pytest.mark.parametrize(
     ("kind", "cap"), [(Kind.V, limits.V_SIGNED), (Kind.S, limits.S_SIGNED), (Kind.L, limits.L_SIGNED)]
 )
-def test_the_cap_of_a_kind_is_exact(kind, cap) -> None:
+def test_the_cap_of_a_kind_is_exact(kind: Kind, cap: int) -> None:
     header = replace(V, kind=kind)
     if kind != Kind.V:
         header = replace(header, due_ms=0, sref=None)
@@ -159,12 +161,12 @@ def test_a_blob_above_every_cap_is_over_cap() -> None:
         {"body": "text"},
     ],
 )
-def test_a_value_out_of_place_is_a_bad_header(change) -> None:
+def test_a_value_out_of_place_is_a_bad_header(change: dict[str, Any]) -> None:
     assert reason(codec.encode(replace(V, **change))) == "bad_header"
 
 
 @pytest.mark.parametrize("cut", range(11))
-def test_a_header_cut_short_is_a_bad_header(cut) -> None:
+def test_a_header_cut_short_is_a_bad_header(cut: int) -> None:
     whole = elements()
     whole[9] = None
     assert reason(msgpack.packb(whole[:cut])) == "bad_header"
@@ -187,5 +189,5 @@ def test_an_sref_names_one_static_record() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_a_header_or_a_remote_fault(data) -> None:
+def test_any_bytes_are_a_header_or_a_remote_fault(data: bytes) -> None:
     assert reason(data) in {"bad_header", "unsupported_version", "unknown_kind", "over_cap", "wrong_mesh"}

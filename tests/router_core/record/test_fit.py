@@ -64,7 +64,7 @@ def full_volatile(residents: int, busy: bool = False) -> Volatile:
 
 @SHORT
 @given(body=wild_volatiles)
-def test_whatever_an_origin_measured_fits_and_reads(body) -> None:
+def test_whatever_an_origin_measured_fits_and_reads(body: Volatile) -> None:
     fitted = fit_volatile(body)
     data = encode_volatile(fitted)
     assert len(data) <= V_BODY_MOST
@@ -74,7 +74,7 @@ def test_whatever_an_origin_measured_fits_and_reads(body) -> None:
 
 @SHORT
 @given(body=wild_statics)
-def test_whatever_an_origin_is_fits_and_reads(body) -> None:
+def test_whatever_an_origin_is_fits_and_reads(body: Static) -> None:
     fitted = fit_static(body)
     data = encode_static(fitted)
     assert len(data) <= S_BODY_MOST

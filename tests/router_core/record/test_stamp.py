@@ -8,7 +8,17 @@ stamps = st.builds(Stamp, st.integers(1, 4), st.integers(1, 4))
 insts = st.integers(1, 2)
 
 
-def told(stamp, *, inst=1, held=None, held_inst=1, same_bytes=False, floor=ZERO, named=False, own=False):
+def told(
+    stamp: Stamp,
+    *,
+    inst: int = 1,
+    held: Stamp | None = None,
+    held_inst: int = 1,
+    same_bytes: bool = False,
+    floor: Stamp = ZERO,
+    named: bool = False,
+    own: bool = False,
+) -> Verdict:
     return judge(
         stamp, inst, own=own, held=held, held_inst=held_inst, same_bytes=same_bytes, floor=floor, named=named
     )
@@ -28,7 +38,7 @@ def test_the_first_record_is_newer() -> None:
         (Stamp(2**40, 1), Verdict.NEWER),
     ],
 )
-def test_epoch_comes_before_seq_and_no_jump_is_too_far(stamp, verdict) -> None:
+def test_epoch_comes_before_seq_and_no_jump_is_too_far(stamp: Stamp, verdict: Verdict) -> None:
     assert told(stamp, held=Stamp(2, 5)) is verdict
 
 
@@ -55,7 +65,9 @@ def test_an_own_record_is_own_whatever_its_stamp() -> None:
 
 
 @given(arriving=st.lists(st.tuples(stamps, insts), max_size=12), floor=stamps)
-def test_a_slot_that_takes_only_newer_records_never_falls(arriving, floor) -> None:
+def test_a_slot_that_takes_only_newer_records_never_falls(
+    arriving: list[tuple[Stamp, int]], floor: Stamp
+) -> None:
     held: Stamp | None = None
     held_inst = 0
     for stamp, inst in arriving:

@@ -1,5 +1,6 @@
 """Arrivals: rates, order, shares and bursts of what is drawn."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
 from statistics import fmean, pstdev
@@ -8,6 +9,7 @@ import pytest
 
 from router_core.sim.arrivals import (
     QUANTILES,
+    Arrival,
     Client,
     Length,
     at_once,
@@ -25,7 +27,7 @@ CHAT = chat_lengths(Random(1))
 ONE = {"m": 1.0}
 
 
-def gaps(arrivals):
+def gaps(arrivals: Iterable[Arrival]) -> list[float]:
     return [later.at_ms - earlier.at_ms for earlier, later in pairwise(arrivals)]
 
 
@@ -61,7 +63,7 @@ def test_a_replay_keeps_order_and_bursts_at_another_rate() -> None:
 
 
 def test_code_comes_in_bursts_and_chat_does_not() -> None:
-    def variation(lengths):
+    def variation(lengths: Iterable[Length]) -> float:
         times = [length.at_s for length in lengths]
         between = [b - a for a, b in pairwise(times)]
         return pstdev(between) / fmean(between)
@@ -70,7 +72,7 @@ def test_code_comes_in_bursts_and_chat_does_not() -> None:
 
 
 @pytest.mark.parametrize("distribution", ["gamma", "weibull"])
-def test_clients_of_a_mix_share_the_rate_whatever_their_bursts(distribution) -> None:
+def test_clients_of_a_mix_share_the_rate_whatever_their_bursts(distribution: str) -> None:
     flat = (100.0,) * len(QUANTILES)
     clients = [
         Client(rate_rps=rate, distribution=distribution, shape=0.8, prompt=flat, output=flat)
@@ -97,7 +99,7 @@ def test_requests_at_once_follow_single_ones() -> None:
 
 
 def test_one_seed_gives_one_stream() -> None:
-    def streams(seed):
+    def streams(seed: int) -> tuple[list[Arrival], list[Arrival]]:
         rng = Random(seed)
         clients = bursty_clients(rng)
         return mixed(clients, 5.0, 200, [1.0, 1.0], ONE, rng), list(

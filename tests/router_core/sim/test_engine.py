@@ -212,7 +212,9 @@ works = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(work=works, slots=st.integers(1, 4), memory=st.sampled_from((6, 20)), beta=st.floats(0.0, 1.0))
-def test_whatever_comes_ends_once_and_nothing_is_left(work, slots, memory, beta) -> None:
+def test_whatever_comes_ends_once_and_nothing_is_left(
+    work: list[tuple[str, int, int, int]], slots: int, memory: int, beta: float
+) -> None:
     bench = Bench(slots=slots, beta=beta, **two_models(memory_gib=memory))
     for model, prompt, output, at_ms in work:
         bench.timeline.at(
@@ -228,7 +230,7 @@ def test_whatever_comes_ends_once_and_nothing_is_left(work, slots, memory, beta)
 
 @settings(max_examples=40, deadline=None)
 @given(work=st.lists(st.tuples(st.integers(1, 4_000), st.integers(1, 400)), min_size=1, max_size=12))
-def test_a_forecast_is_when_the_last_request_really_ends(work) -> None:
+def test_a_forecast_is_when_the_last_request_really_ends(work: list[tuple[int, int]]) -> None:
     bench = Bench(beta=0.2)
     for prompt, output in work[:-1]:
         bench.submit(prompt, output)

@@ -1,5 +1,7 @@
 """``pair-1.0``: pressure, ranking, choice. Numbers are the check vectors of its description."""
 
+from typing import Any
+
 import pytest
 
 from router_core.sim.baselines.pair import (
@@ -56,7 +58,7 @@ def test_2_a_sample_counts_for_ten_seconds() -> None:
     ("band", "level", "after"),
     [(1, 35.0, 1), (1, 34.9, 0), (2, 64.9, 1), (3, 79.9, 2), (0, 90, 3), (3, 20, 0)],
 )
-def test_3_bands_have_edges_of_their_own_on_the_way_down(band, level, after) -> None:
+def test_3_bands_have_edges_of_their_own_on_the_way_down(band: int, level: int | float, after: int) -> None:
     assert next_band(band, level) == after
 
 
@@ -192,7 +194,7 @@ def test_a_release_after_a_newer_snapshot_changes_nothing() -> None:
         ({"seq": 9, "state": "completed"}, {"seq": 1, "generation": 1}, True),
     ],
 )
-def test_the_better_founded_job_event_wins(old, new, wins) -> None:
+def test_the_better_founded_job_event_wins(old: dict[str, Any], new: dict[str, Any], wins: bool) -> None:
     base = {"key": ("o", 1), "state": "running", "node": "a"}
     assert supersedes(JobEvent(**(base | new)), JobEvent(**(base | old))) is wins
 

@@ -10,7 +10,7 @@ from router_core.placement.reasons import Action, Reason
 from router_core.placement.rows import Row
 from router_core.sim.arrivals import Arrival
 from router_core.sim.baselines.oracle import Oracle
-from router_core.sim.baselines.rules import RoundRobin, Rule, least_count, p2c, p2c_by_capacity
+from router_core.sim.baselines.rules import Pick, RoundRobin, Rule, least_count, p2c, p2c_by_capacity
 from router_core.sim.engine import EngineSpec, ModelSpec
 from router_core.sim.fleet_node import NodeSpec
 from router_core.sim.fleet_world import FleetWorld, WireSpec
@@ -64,7 +64,7 @@ def test_two_draws_by_capacity_leave_a_slow_row_its_share_of_the_fleet_squared()
 
 
 @pytest.mark.parametrize("pick", [*RULES, RoundRobin()])
-def test_a_rule_picks_nothing_that_a_filter_left_out(pick) -> None:
+def test_a_rule_picks_nothing_that_a_filter_left_out(pick: Pick) -> None:
     def down(name: str) -> Row:
         return a_row(name, down="engine", tg=1_000)
 

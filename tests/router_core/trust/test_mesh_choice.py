@@ -20,12 +20,14 @@ claims = st.builds(MeshClaim, st.sampled_from([MeshId(bytes([i]) * 16) for i in 
         (MeshClaim(A, True), MeshClaim(B, True), MeshChoice.MISMATCH),
     ],
 )
-def test_paired_beats_unpaired_and_of_unpaired_the_smallest_wins(mine, theirs, choice) -> None:
+def test_paired_beats_unpaired_and_of_unpaired_the_smallest_wins(
+    mine: MeshClaim, theirs: MeshClaim, choice: MeshChoice
+) -> None:
     assert choose_mesh(mine, theirs) is choice
 
 
 @given(mine=claims, theirs=claims)
-def test_both_sides_end_in_one_mesh_or_both_refuse(mine, theirs) -> None:
+def test_both_sides_end_in_one_mesh_or_both_refuse(mine: MeshClaim, theirs: MeshClaim) -> None:
     here, there = choose_mesh(mine, theirs), choose_mesh(theirs, mine)
     assert (here is MeshChoice.MISMATCH) == (there is MeshChoice.MISMATCH)
     if here is not MeshChoice.MISMATCH:
@@ -35,7 +37,9 @@ def test_both_sides_end_in_one_mesh_or_both_refuse(mine, theirs) -> None:
 
 
 @given(start=st.lists(claims.filter(lambda claim: not claim.paired), min_size=2, max_size=5), data=st.data())
-def test_importing_every_pair_in_any_order_ends_in_one_mesh(start, data) -> None:
+def test_importing_every_pair_in_any_order_ends_in_one_mesh(
+    start: list[MeshClaim], data: st.DataObject
+) -> None:
     claim = dict(enumerate(start))
     pairs = [(here, there) for here in claim for there in claim if here != there]
     for _ in range(2):

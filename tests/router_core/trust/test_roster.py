@@ -12,7 +12,15 @@ from router_core.record.envelope import Sealed
 from router_core.record.membership import Member
 from router_core.record.state import Role
 from router_core.trust.roster import ADMISSION_STEP, ENDORSERS, Entry, Roster, Verdict, join
-from router_core.trust.statements import FULL_MEMBER, RemovalReason, Via, endorse, remove
+from router_core.trust.statements import (
+    FULL_MEMBER,
+    Endorsement,
+    Removal,
+    RemovalReason,
+    Via,
+    endorse,
+    remove,
+)
 
 MESH = MeshId(b"mesh-id8........")
 OTHER_MESH = MeshId(b"another8........")
@@ -43,7 +51,7 @@ def e(
     mesh: MeshId = MESH,
     certificate: bytes | None = None,
     name: str = "node",
-):
+) -> Endorsement:
     return endorse(
         key(signer),
         mesh8=mesh8_of(mesh),
@@ -57,7 +65,7 @@ def e(
     )
 
 
-def x(subject: int = 1, admission: int = 1, *, signer: int = 0):
+def x(subject: int = 1, admission: int = 1, *, signer: int = 0) -> Removal:
     return remove(
         key(signer),
         mesh8=mesh8_of(MESH),
@@ -68,7 +76,7 @@ def x(subject: int = 1, admission: int = 1, *, signer: int = 0):
     )
 
 
-def hear(roster: Roster, *statements) -> tuple[Verdict, Roster]:
+def hear(roster: Roster, *statements: Endorsement | Removal) -> tuple[Verdict, Roster]:
     verdict = Verdict.ACCEPTED
     for statement in statements:
         verdict, roster = roster.hear(statement.sealed, VERIFIER, check_cert)
@@ -135,7 +143,9 @@ def test_a_higher_admission_ends_a_removal() -> None:
         ),
     ],
 )
-def test_a_refused_statement_changes_nothing(heard, then, verdict) -> None:
+def test_a_refused_statement_changes_nothing(
+    heard: list[Endorsement | Removal], then: Removal | Endorsement, verdict: Verdict
+) -> None:
     _, roster = hear(empty(), *heard)
     told, after = hear(roster, then)
     assert told is verdict
@@ -178,17 +188,17 @@ def test_moving_to_another_mesh_keeps_members_and_removals() -> None:
 
 
 @cache
-def _endorsement(signer: int, admission: int, roles: int):
+def _endorsement(signer: int, admission: int, roles: int) -> Endorsement:
     return e(1, admission, signer=signer, roles=roles)
 
 
 @cache
-def _removal(signer: int, admission: int):
+def _removal(signer: int, admission: int) -> Removal:
     return x(1, admission, signer=signer)
 
 
 @st.composite
-def entries(draw) -> Entry:
+def entries(draw: st.DrawFn) -> Entry:
     admission = draw(st.integers(1, 2))
     signers = draw(st.lists(st.integers(2, 8), min_size=1, max_size=ENDORSERS, unique=True))
     single = [
@@ -204,19 +214,19 @@ def entries(draw) -> Entry:
 
 @SHORT
 @given(left=entries(), right=entries())
-def test_joining_commutes(left, right) -> None:
+def test_joining_commutes(left: Entry, right: Entry) -> None:
     assert join(left, right) == join(right, left)
 
 
 @SHORT
 @given(one=entries(), two=entries(), three=entries())
-def test_joining_associates(one, two, three) -> None:
+def test_joining_associates(one: Entry, two: Entry, three: Entry) -> None:
     assert join(join(one, two), three) == join(one, join(two, three))
 
 
 @SHORT
 @given(one=entries(), two=entries())
-def test_joining_is_idempotent_and_absorbs(one, two) -> None:
+def test_joining_is_idempotent_and_absorbs(one: Entry, two: Entry) -> None:
     joined = join(one, two)
     assert join(one, one) == one
     assert join(joined, one) == joined
@@ -224,7 +234,7 @@ def test_joining_is_idempotent_and_absorbs(one, two) -> None:
 
 @SHORT
 @given(one=entries(), two=entries())
-def test_a_removal_wins_until_a_higher_admission(one, two) -> None:
+def test_a_removal_wins_until_a_higher_admission(one: Entry, two: Entry) -> None:
     joined = join(one, two)
     newest = [entry for entry in (one, two) if entry.admission == joined.admission]
     assert joined.admission == max(one.admission, two.admission)
@@ -233,7 +243,7 @@ def test_a_removal_wins_until_a_higher_admission(one, two) -> None:
 
 @SHORT
 @given(one=entries(), two=entries())
-def test_roles_are_what_every_endorser_grants(one, two) -> None:
+def test_roles_are_what_every_endorser_grants(one: Entry, two: Entry) -> None:
     joined = join(one, two)
     for endorsement in joined.endorsements:
         assert joined.roles & endorsement.roles == joined.roles

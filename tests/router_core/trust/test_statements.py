@@ -11,6 +11,8 @@ from router_core.record.crypto import RECORD_DOMAIN
 from router_core.record.envelope import Sealed
 from router_core.trust.statements import (
     FULL_MEMBER,
+    Endorsement,
+    Removal,
     RemovalReason,
     Via,
     endorse,
@@ -37,7 +39,7 @@ X = remove(SIGNER, mesh8=MESH8, by=id16_of(ME), id32=THEM, admission=3, reason=R
 
 
 @pytest.mark.parametrize("statement", [E, X], ids=["E", "X"])
-def test_a_statement_reads_as_what_was_signed(statement) -> None:
+def test_a_statement_reads_as_what_was_signed(statement: Removal | Endorsement) -> None:
     assert read_statement(statement.sealed, MESH8) == statement
     assert verify_statement(statement, SIGNER.key32, Ed25519Verifier())
     assert not verify_statement(statement, SUBJECT.key32, Ed25519Verifier())
@@ -53,7 +55,7 @@ def test_the_layouts_are_those_of_the_wire() -> None:
 
 
 @pytest.mark.parametrize("statement", [E, X], ids=["E", "X"])
-def test_a_signature_in_the_domain_of_records_does_not_count(statement) -> None:
+def test_a_signature_in_the_domain_of_records_does_not_count(statement: Removal | Endorsement) -> None:
     resigned = Sealed(statement.sealed.signed, SIGNER.sign(RECORD_DOMAIN + statement.sealed.signed))
     assert not verify_statement(read_statement(resigned, MESH8), SIGNER.key32, Ed25519Verifier())
 
@@ -64,7 +66,7 @@ def reason(signed: bytes, mesh8: bytes = MESH8) -> str:
     return caught.value.reason
 
 
-def changed(at: int, value: object, statement=E) -> bytes:
+def changed(at: int, value: object, statement: Endorsement | Removal = E) -> bytes:
     frame = msgpack.unpackb(statement.sealed.signed)
     frame[at] = value
     return msgpack.packb(frame)
@@ -94,14 +96,14 @@ def test_a_statement_of_another_mesh_is_told_apart() -> None:
     ],
 )
 @pytest.mark.threat("T17")
-def test_anything_else_is_malformed(signed) -> None:
+def test_anything_else_is_malformed(signed: bytes) -> None:
     assert reason(signed) == "malformed"
 
 
 @pytest.mark.threat("T17")
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_a_statement_or_a_remote_fault(data) -> None:
+def test_any_bytes_are_a_statement_or_a_remote_fault(data: bytes) -> None:
     assert reason(data) in {"malformed", "wrong_mesh"}
 
 

@@ -1,12 +1,14 @@
 """Changes in, next snapshot out; the old snapshot stays as it was."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.ids import NodeName, id16_of
-from router_core.record.membership import Liveness
+from router_core.record.membership import Liveness, ViewChange
 from router_core.record.state import Flag, ModelFacts, Role
 from router_core.view.fold import empty, fold
 from router_core.view.freshness import is_stale
@@ -28,7 +30,7 @@ def test_a_change_replaces_the_whole_picture_of_its_origin() -> None:
 
 
 @pytest.mark.parametrize("state", [Liveness.GONE, Liveness.LEFT, Liveness.REMOVED])
-def test_a_node_that_went_leaves_the_snapshot(state) -> None:
+def test_a_node_that_went_leaves_the_snapshot(state: Liveness) -> None:
     view = a_view(a_change("a"), a_change("b"))
     later = fold(view, [a_change("a", state=state)], MEMBERS, NOW)
     assert set(later.nodes) == {B.id16}
@@ -77,7 +79,9 @@ def test_a_new_role_is_judged_at_once() -> None:
         ({"volatile": a_volatile(flags=int(Flag.NO_LOAD | Flag.DEGRADED))}, True),
     ],
 )
-def test_routable_needs_freshness_records_and_no_flag_against_it(over, routable) -> None:
+def test_routable_needs_freshness_records_and_no_flag_against_it(
+    over: dict[str, Any], routable: bool
+) -> None:
     assert a_view(a_change("a", **over)).nodes[A.id16].routable is routable
 
 
@@ -149,7 +153,7 @@ _changes = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(_changes)
-def test_folding_one_by_one_or_all_at_once_is_the_same(changes) -> None:
+def test_folding_one_by_one_or_all_at_once_is_the_same(changes: list[ViewChange]) -> None:
     at_once = fold(empty(ME, NodeName("me")), changes, MEMBERS, NOW)
     stepped = empty(ME, NodeName("me"))
     for change in changes:

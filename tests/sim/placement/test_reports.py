@@ -4,6 +4,8 @@ import gzip
 import json
 import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -43,7 +45,7 @@ FIGURES = dict.fromkeys(
 
 
 def a_result(
-    scenario: str = "herd", policy: str = "balanced", rho: float = 0.7, seed: int = 1, **over
+    scenario: str = "herd", policy: str = "balanced", rho: float = 0.7, seed: int = 1, **over: Any
 ) -> Result:
     return Result(scenario=scenario, policy=policy, rho=rho, seed=seed, **(FIGURES | over))
 
@@ -213,7 +215,9 @@ def test_pictures_are_well_formed_and_escape_names() -> None:
         ({"load": {"routers": [0]}}, "not all 0"),
     ],
 )
-def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(fault, said) -> None:
+def test_a_scenario_that_could_not_be_played_is_refused_with_its_place(
+    fault: dict[str, Any], said: str
+) -> None:
     with pytest.raises(LocalMisuse, match=said):
         parse_scenario({"name": "x", "node": [NODE]} | fault)
 
@@ -269,13 +273,15 @@ def test_a_mix_of_fewer_requests_than_there_are_slots_is_played_or_refused() -> 
         (None, 9_000, 504, True),
     ],
 )
-def test_an_answer_misses_its_target_late_slow_or_never(first_ms, end_ms, status, late) -> None:
+def test_an_answer_misses_its_target_late_slow_or_never(
+    first_ms: int | None, end_ms: int, status: int, late: bool
+) -> None:
     arrival = Arrival(at_ms=0, router=0, model="m", prompt=1, output=101)
     ask = Ask(number=0, arrival=arrival, text_bytes=1, first_ms=first_ms, end_ms=end_ms, status=status)
     assert missed(ask, PlacementPolicy()) is late
 
 
-def test_traces_are_read_as_they_were_published(tmp_path) -> None:
+def test_traces_are_read_as_they_were_published(tmp_path: Path) -> None:
     traces, profiles = tmp_path / "traces", tmp_path / "profiles"
     traces.mkdir()
     profiles.mkdir()
@@ -326,7 +332,9 @@ def run(*told: str) -> int:
     return simulate_placement.main(parser.parse_args([*told, "--jobs=1"]))
 
 
-def test_the_command_prints_one_object_a_line_and_writes_pictures(capsys, tmp_path) -> None:
+def test_the_command_prints_one_object_a_line_and_writes_pictures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run("frozen", "--built-in", "--seeds=1", "--json", "--policies=pair-1.0", f"--svg={tmp_path}") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"name", "value", "unit", "baseline", "ratio", "gate", "ok"} <= lines[0].keys()
@@ -334,7 +342,7 @@ def test_the_command_prints_one_object_a_line_and_writes_pictures(capsys, tmp_pa
     assert (tmp_path / "frozen-00-ttft_p95.svg").exists()
 
 
-def test_the_command_prints_tables_for_people(capsys) -> None:
+def test_the_command_prints_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("frozen", "--built-in", "--seeds=1", "--policies=pair-1.0") == 0
     assert "ttft_p95" in capsys.readouterr().out
 
@@ -350,7 +358,9 @@ def test_the_command_prints_tables_for_people(capsys) -> None:
         (["--policies=p2c", "--suite=headline"], "a suite says itself"),
     ],
 )
-def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys) -> None:
+def test_a_wrong_request_is_told_before_anything_is_played(
+    told: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*told) == 2
     out, err = capsys.readouterr()
     assert said in err
@@ -358,21 +368,21 @@ def test_a_wrong_request_is_told_before_anything_is_played(told, said, capsys) -
 
 
 @pytest.mark.parametrize("told", ["--seeds=0", "--requests=0", "--requests=-5", "--jobs=0", "--seeds=many"])
-def test_a_count_of_nothing_is_a_wrong_request(told, capsys) -> None:
+def test_a_count_of_nothing_is_a_wrong_request(told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         run("frozen", told)
     assert left.value.code == 2
     assert told.partition("=")[2] in capsys.readouterr().err
 
 
-def test_one_request_is_enough_to_be_measured(capsys) -> None:
+def test_one_request_is_enough_to_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("herd", "--built-in", "--seeds=1", "--requests=1", "--policies=balanced, oracle") == 0
     out = capsys.readouterr().out
     assert "built-in workloads" in out
     assert "oracle" in out
 
 
-def test_a_scenario_that_is_named_twice_is_played_once(capsys) -> None:
+def test_a_scenario_that_is_named_twice_is_played_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("frozen", "frozen", "--built-in", "--seeds=1", "--policies=pair-1.0,pair-1.0") == 0
     assert "1 runs" in capsys.readouterr().out
 
@@ -380,7 +390,9 @@ def test_a_scenario_that_is_named_twice_is_played_once(capsys) -> None:
 NODE_TOML = '[[node]]\nname = "a"\npp = 1000\ntg = 50\nslots = 2\n'
 
 
-def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(capsys, tmp_path) -> None:
+def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "house.toml").write_text(f'name = "house"\npolicies = ["balanced"]\n{NODE_TOML}')
     (tmp_path / "busy.toml").write_text('base = "house.toml"\nname = "busy"\n[load]\nrhos = [0.9]\n')
     assert run(str(tmp_path / "busy.toml"), "--built-in", "--seeds=1", "--requests=20") == 0
@@ -398,14 +410,18 @@ def test_a_scenario_file_of_ones_own_builds_on_what_lies_beside_it(capsys, tmp_p
         (b'name = "herd"\n' + NODE_TOML.encode(), "is named herd as another one is"),
     ],
 )
-def test_a_scenario_file_that_is_wrong_is_told(text, said, capsys, tmp_path) -> None:
+def test_a_scenario_file_that_is_wrong_is_told(
+    text: bytes, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_bytes(text)
     assert run("herd", str(mine), "--built-in", "--seeds=1", "--requests=1") == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_of_traces_that_lacks_some_is_told(capsys, tmp_path) -> None:
+def test_a_folder_of_traces_that_lacks_some_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "traces").mkdir()
     assert run("herd", f"--shared={tmp_path}", "--seeds=1", "--requests=1") == 2
     assert "AzureLLMInferenceTrace_conv_2023.csv: No such file" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router_core.placement.decide import decide
 from router_core.policy.placement import PlacementPolicy
-from router_core.sim.fleet_world import FleetWorld
+from router_core.sim.fleet_world import Ask, FleetWorld
 from router_core.sim.routed import Routed
 from router_core.sim.scenario import LoadLine, NodeLine, Scenario
 from router_core.sim.trial import POLICIES, Result, play, requests_of
@@ -34,14 +34,14 @@ def played(scenario: Scenario, policy: str, seed: int = 1, rho: float = 0.7) -> 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["herd", "multi-model", "sessions"])
-def test_every_request_ends_and_nothing_stays_booked(name, policy) -> None:
+def test_every_request_ends_and_nothing_stays_booked(name: str, policy: str) -> None:
     result = played(small(name, 120), policy, rho=0.5)
     assert result.leaks == 0
     assert result.requests > 80
 
 
 @pytest.mark.parametrize("policy", ["balanced", "pair-1.0", "pair-1.0-choice"])
-def test_one_seed_is_one_history_whatever_the_hash_seed(policy) -> None:
+def test_one_seed_is_one_history_whatever_the_hash_seed(policy: str) -> None:
     told = []
     for hash_seed in ("0", "1"):
         command = [sys.executable, str(ROOT / "scripts" / "simulate.py"), "placement", "multi-model", "herd"]
@@ -101,7 +101,7 @@ def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing(
     dispatch = POLICIES["balanced"](world, Random(1))
     dropped: list[object] = []
 
-    def start(ask) -> None:
+    def start(ask: Ask) -> None:
         if ask.number == scenario.load.before:
             (slow,) = [node for node in world.nodes if node.spec.name == "b"]
             models = slow.engine.models.items()
@@ -162,7 +162,7 @@ def a_world(scenario: Scenario, seed: int = 1) -> FleetWorld:
 
 
 @pytest.mark.parametrize("how", ["urgent", "replies"])
-def test_pictures_travel_at_events_or_with_answers_if_the_wire_says_so(how) -> None:
+def test_pictures_travel_at_events_or_with_answers_if_the_wire_says_so(how: str) -> None:
     records = {}
     for on in (False, True):
         scenario = small("herd")
