@@ -14,7 +14,7 @@ from router_core.placement.choose import Field, alternatives_of
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
-from router_core.placement.offers import RowKey
+from router_core.placement.passed import Exclusion
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import (
     BACKUP,
@@ -30,7 +30,7 @@ from router_core.placement.record import (
     ViewFacts,
 )
 from router_core.placement.request import HintNote, PlacementRequest
-from router_core.placement.sift import Exclusion
+from router_core.placement.rows import RowKey
 from router_core.placement.spill import price_of
 from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy

@@ -9,7 +9,7 @@ from math import ceil
 from msgspec import Struct
 
 from router_core.placement.admission import Gate
-from router_core.placement.fleet import Breaking
+from router_core.placement.circuits import Breaking
 from router_core.placement.reasons import Reason
 from router_core.placement.request import (
     NO_HINTS,

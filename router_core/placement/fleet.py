@@ -8,14 +8,16 @@ requests.
 
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from router_core.ids import Id16, NodeId, NodeName
 from router_core.placement.admission import Squeeze, squeeze_of
+from router_core.placement.circuits import Breaking, NoBreakers
 from router_core.placement.index import Index, Positions, index_of
 from router_core.placement.ledger import Ledger
+from router_core.placement.passed import Kind, Sifted
 from router_core.placement.request import Endpoint, NodeRef, RequestClass
 from router_core.placement.rows import ALIVE, Draft, Row, drafts_of, redrafted, row_of, seen_load_s
 from router_core.placement.scales import Scales, scales_of
@@ -25,29 +27,10 @@ from router_core.record.membership import Liveness
 from router_core.record.state import Role
 from router_core.view.cluster import ClusterView, NodeView
 
-if TYPE_CHECKING:
-    from router_core.placement.sift import Kind, Sifted
-
 _SCALES_MS = 1_000
 _HEARING_MS = 10_000
 _NODE = int(Role.NODE)
 _NODE_ID = attrgetter("node_id")
-
-
-class Breaking(Protocol):
-    """The circuit breakers of this router, as far as choosing needs them."""
-
-    def __len__(self) -> int:
-        """How many are not closed."""
-
-    def state(self, endpoint: Endpoint, now: int) -> int:
-        """0 closed, 1 half-open (ready for one trial), 2 open."""
-
-    def last_fault_ms(self, endpoint: Endpoint) -> int | None:
-        """When the endpoint last failed, boot ms; None if it never did."""
-
-    def is_on_trial(self, endpoint: Endpoint) -> bool:
-        """Whether a request is under way that shows if it can be used again."""
 
 
 class Room(Protocol):
@@ -61,22 +44,6 @@ class NoRoom:
     """Nobody waits: who finds everybody full is refused."""
 
     def has_room(self, body_bytes: int, share: float) -> bool:
-        return False
-
-
-class NoBreakers:
-    """Every breaker closed, always."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def state(self, endpoint: Endpoint, now: int) -> int:
-        return 0
-
-    def last_fault_ms(self, endpoint: Endpoint) -> int | None:
-        return None
-
-    def is_on_trial(self, endpoint: Endpoint) -> bool:
         return False
 
 
@@ -128,7 +95,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     m_r: float
     profiles: Profiles
     live: Live
-    sifted: "dict[Kind, Sifted]"
+    sifted: dict[Kind, Sifted]
     silent: tuple[tuple[NodeId, NodeName], ...] = ()
 
     def hears_until(self, now: int) -> int | None:

@@ -13,19 +13,12 @@ from msgspec import Struct
 from router_core.placement.eligibility import Need
 from router_core.placement.fleet import Fleet
 from router_core.placement.names import parse_model_name
-from router_core.placement.offers import RowKey, Sense
-from router_core.placement.rows import Row
+from router_core.placement.offers import Sense
+from router_core.placement.passed import StandIn
+from router_core.placement.rows import Row, RowKey
 from router_core.policy.placement import Match, PlacementPolicy
 
 _Fact = TypeVar("_Fact", str, bytes)
-
-
-class StandIn(Struct, frozen=True, gc=False, kw_only=True):
-    """A row of another model than the one asked for. ``cost`` is the level's penalty and what an alias charges."""
-
-    row: Row
-    match: Match
-    cost: float
 
 
 class Lineage(Struct, frozen=True, gc=False, kw_only=True):

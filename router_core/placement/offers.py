@@ -10,15 +10,12 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import Need, closed
-from router_core.placement.fleet import Breaking, Fleet
+from router_core.placement.fleet import Fleet
 from router_core.placement.names import Asked, parse_model_name
-from router_core.placement.request import Endpoint
-from router_core.placement.rows import Row
+from router_core.placement.rows import Row, RowKey
 from router_core.policy.placement import PlacementPolicy
-
-RowKey = tuple[Endpoint, str]
-"""Endpoint and served model: what tells one row from all others."""
 
 
 class Sense(Struct, frozen=True, gc=False, kw_only=True):

@@ -51,6 +51,10 @@ _NODE = int(Role.NODE)
 ALIVE = frozenset({Liveness.FRESH, Liveness.LATE})
 
 
+RowKey = tuple[Endpoint, str]
+"""Endpoint and served model: what tells one row from all others."""
+
+
 class Row(Struct, frozen=True, gc=False, kw_only=True):
     """One served model at one endpoint: constants of the filters, the estimates and the factors.
 

@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import Need, closed, unfit
 from router_core.placement.estimates import pace_of
 from router_core.placement.factors import affinity
-from router_core.placement.fleet import Breaking, Fleet
+from router_core.placement.fleet import Fleet
 from router_core.placement.ledger import Ledger
+from router_core.placement.passed import Exclusion, Sifted
 from router_core.placement.reasons import Reason
 from router_core.placement.request import PlacementRequest
 from router_core.placement.rows import Row
-from router_core.placement.sift import Exclusion, Sifted, sift
+from router_core.placement.sift import sift
 from router_core.placement.spill import price_of, spill_cost, spills
 from router_core.placement.weighing import Scored, Weighing
 from router_core.policy.placement import PlacementPolicy

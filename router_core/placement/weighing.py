@@ -11,6 +11,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import Need, context_of, matches
 from router_core.placement.estimates import (
     Pace,
@@ -24,12 +25,13 @@ from router_core.placement.estimates import (
     tpot_s,
 )
 from router_core.placement.factors import slo_cost
-from router_core.placement.fleet import Breaking, Fleet
+from router_core.placement.fleet import Fleet
+from router_core.placement.passed import Exclusion, Sifted
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
 from router_core.placement.request import Endpoint, NodeRef, Pin, PlacementRequest
 from router_core.placement.rows import Row, logistic
-from router_core.placement.sift import Exclusion, Sifted, passed
+from router_core.placement.sift import passed
 from router_core.policy.placement import Match, PlacementPolicy
 from router_core.view.freshness import is_stale
 
