@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from agent.relay import spans
+from agent.relay.dialects import spans
 from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.dialects.large import Large
 from agent.relay.dialects.walk import Span

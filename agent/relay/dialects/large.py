@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 
 from msgspec import Raw, Struct
 
-from agent.relay import spans
-from agent.relay.dialects import ollama, openai, walk
+from agent.relay.dialects import ollama, openai, spans, walk
 from agent.relay.dialects import raw as raws
 from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.dialects.raw import NONE, OFF, Inputs, whole

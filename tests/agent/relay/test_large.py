@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.relay import spans
-from agent.relay.dialects import large, ollama, relayed, walk
+from agent.relay.dialects import large, ollama, relayed, spans, walk
 from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.parcel import Parcel, is_heavy
 from router_core import limits

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.relay import spans
-from agent.relay.dialects import openai
+from agent.relay.dialects import openai, spans
 from agent.relay.dialects.facts import BodyFault
 from agent.relay.parcel import Parcel
 from router_core.record.state import Dialect
