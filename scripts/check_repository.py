@@ -19,7 +19,6 @@ FORBIDDEN = {
 }
 REDIRECTIONS = frozenset({">", ">>", "<", "|", "&&"})
 COMMAND_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-GENERATED = re.compile(r"<!-- (\w+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
 
 def tracked_files() -> list[Path]:
@@ -79,52 +78,10 @@ def faults_of_readme() -> list[str]:
     return faults
 
 
-def generated() -> dict[str, str]:
-    """The parts of the README that are made from the tree, by name."""
-    from agent.relay.codes import CODES, OF_PEERS
-    from agent.settings.policy_schema import POLICY_SCHEMA
-    from agent.settings.schema import SCHEMA
-    from agent.settings.show import reference
-
-    refusals = "\n".join(
-        f"| {status} | `{code}` | {text} |"
-        for code, (status, text) in sorted(CODES.items(), key=lambda told: told[1][0])
-        if code not in OF_PEERS
-    )
-    return {
-        "settings": reference(SCHEMA),
-        "policy": reference(POLICY_SCHEMA),
-        "refusals": f"| status | code | meaning |\n|---|---|---|\n{refusals}",
-    }
-
-
-def faults_of_generated() -> list[str]:
-    found = dict(GENERATED.findall((ROOT / "README.md").read_text()))
-    return [
-        f"README.md: the part {name} is stale; run scripts/check_repository.py --write"
-        for name, text in generated().items()
-        if found.get(name, "").strip() != text.strip()
-    ]
-
-
 def faults_of_reference() -> list[str]:
     from reference_pages import stale
 
     return [f"{path} is stale: run scripts/docs" for path in stale()]
-
-
-def write_generated() -> None:
-    from reference_pages import write
-
-    write()
-    made = generated()
-    path = ROOT / "README.md"
-
-    def fresh(hit: re.Match[str]) -> str:
-        name = hit.group(1)
-        return f"<!-- {name}: begin -->\n{made.get(name, hit.group(2)).strip()}\n<!-- {name}: end -->"
-
-    path.write_text(GENERATED.sub(fresh, path.read_text()))
 
 
 def defects() -> list[dict[str, str]]:
@@ -146,12 +103,13 @@ def faults_of_replay() -> list[str]:
 def main() -> int:
     sys.path.insert(0, str(ROOT))
     if "--write" in sys.argv[1:]:
-        write_generated()
+        from reference_pages import write
+
+        write()
     faults = [
         *faults_of_text(),
         *faults_of_pins(),
         *faults_of_readme(),
-        *faults_of_generated(),
         *faults_of_reference(),
         *faults_of_replay(),
     ]

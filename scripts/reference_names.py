@@ -281,7 +281,7 @@ def keys_of(kind: object) -> list[str]:
     if origin in (tuple, list):
         return [f"[]{rest}" for rest in keys_of(inner[0])]
     if origin is dict:
-        return [f".{{}}{rest}" for rest in keys_of(inner[1])]
+        return [f".{{}}{rest}" for rest in ("", *keys_of(inner[1]))]
     return []
 
 
