@@ -49,8 +49,8 @@ async def test_interactive_requests_go_to_the_named_nodes_first_and_others_where
 
 
 def shown(part: str) -> bytes:
-    """A JSON block of the README."""
-    text = (ROOT / "README.md").read_text()
+    """A JSON block of the page about it."""
+    text = (ROOT / "docs/howto/authority.md").read_text()
     block = re.search(rf"<!-- {part}: begin -->\n```json\n(.*?)```\n<!-- {part}: end -->", text, re.DOTALL)
     assert block is not None
     return block[1].encode()
@@ -63,7 +63,7 @@ def members(tree: object) -> object:
     return members(tree[0]) if isinstance(tree, list) and tree else None
 
 
-async def test_the_readme_shows_a_question_and_an_answer_as_they_are() -> None:
+async def test_the_page_shows_a_question_and_an_answer_as_they_are() -> None:
     world = three_nodes()
     async with listening(answers(order=[])) as authority, asking(world, authority.url):
         await routed(world)
