@@ -1,8 +1,7 @@
-"""The immutable picture of the mesh at one moment, look-ups only.
+"""The immutable view of the mesh at one moment: each node as this node sees it.
 
-Owns the shape of a snapshot: nodes, and where a model is offered. Rules: nothing here changes after it was built,
-ages are computed by the reader, an unknown stays None. Refuses to know how a snapshot came about (``fold``), who is
-a good choice (placement), and how names are normalised: the index holds names as their owners publish them.
+Nothing here changes after it was built. Ages are computed by the reader, an unknown stays None. ``fold`` makes the next
+view from the last one; which models are offered is indexed by ``placement``.
 """
 
 from collections.abc import Mapping
@@ -12,16 +11,6 @@ from msgspec import Struct
 from router_core.ids import Id16, NodeId, NodeName
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Static, Volatile
-
-NO_ROWS: tuple["RowRef", ...] = ()
-
-
-class RowRef(Struct, frozen=True, gc=False, kw_only=True):
-    """Where one model is offered: positions in the ``Static`` of ``node``."""
-
-    node: Id16
-    engine: int
-    model: int
 
 
 class NodeView(Struct, frozen=True, gc=False, kw_only=True):
@@ -86,18 +75,8 @@ class ClusterView(Struct, frozen=True, gc=False, kw_only=True):
     nodes: Mapping[Id16, NodeView]
     members: Mapping[Id16, Member]
     labels: Mapping[NodeId, str]
-    by_name: Mapping[str, tuple[RowRef, ...]]
-    by_digest: Mapping[bytes, tuple[RowRef, ...]]
 
     @property
     def own(self) -> NodeView | None:
         """This node itself, or None before its first record."""
         return self.nodes.get(self.me)
-
-    def named(self, name: str) -> tuple[RowRef, ...]:
-        """Rows that publish ``name`` as name or alias, byte for byte."""
-        return self.by_name.get(name, NO_ROWS)
-
-    def with_digest(self, digest: bytes) -> tuple[RowRef, ...]:
-        """Rows whose model has this digest."""
-        return self.by_digest.get(digest, NO_ROWS)

@@ -1,7 +1,7 @@
 """Changes in, next snapshot out.
 
-Rules: a change replaces the whole picture of its origin; GONE, LEFT and REMOVED nodes leave the snapshot; the index
-is rebuilt only when some node's models changed. Refuses to judge freshness (the mesh did) or to keep history.
+A change replaces all that was known of its origin; GONE, LEFT and REMOVED nodes leave the view. Freshness is judged by
+the mesh, and no history is kept.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from router_core.ids import Id16, Id32, NodeName, id16_of, labels_of, node_id_of
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import Flag
-from router_core.view.cluster import ClusterView, NodeView, RowRef
+from router_core.view.cluster import ClusterView, NodeView
 from router_core.view.freshness import is_routable
 
 _ABSENT = frozenset({Liveness.GONE, Liveness.LEFT, Liveness.REMOVED})
@@ -27,8 +27,6 @@ def empty(me: Id32, name: NodeName) -> ClusterView:
         nodes={},
         members={},
         labels={node_id_of(me): name},
-        by_name={},
-        by_digest={},
     )
 
 
@@ -66,10 +64,7 @@ def fold(
             or node.unreachable is not cut_off
         ):
             nodes[id16] = _rejudged(view, node, member, cut_off)
-    by_name, by_digest = view.by_name, view.by_digest
-    if _offers_moved(view.nodes, nodes):
-        by_name, by_digest = _index(nodes)
-    return replace(view, gen=view.gen + 1, nodes=nodes, by_name=by_name, by_digest=by_digest)
+    return replace(view, gen=view.gen + 1, nodes=nodes)
 
 
 def _node_of(view: ClusterView, change: ViewChange, member: Member | None) -> NodeView:
@@ -129,30 +124,4 @@ def _rejudged(view: ClusterView, node: NodeView, member: Member | None, unreacha
             static=node.static,
             quarantined=node.quarantined,
         ),
-    )
-
-
-def _offers_moved(old: Mapping[Id16, NodeView], new: Mapping[Id16, NodeView]) -> bool:
-    if old.keys() != new.keys():
-        return True
-    return any(node.static is not old[id16].static for id16, node in new.items())
-
-
-def _index(
-    nodes: Mapping[Id16, NodeView],
-) -> tuple[dict[str, tuple[RowRef, ...]], dict[bytes, tuple[RowRef, ...]]]:
-    names: dict[str, list[RowRef]] = {}
-    digests: dict[bytes, list[RowRef]] = {}
-    for id16, node in nodes.items():
-        if node.static is None:
-            continue
-        for position, model in enumerate(node.static.models):
-            ref = RowRef(node=id16, engine=model.engine, model=position)
-            for name in dict.fromkeys((model.name, *model.aliases)):
-                names.setdefault(name, []).append(ref)
-            if model.digest is not None:
-                digests.setdefault(model.digest, []).append(ref)
-    return (
-        {name: tuple(refs) for name, refs in names.items()},
-        {digest: tuple(refs) for digest, refs in digests.items()},
     )

@@ -72,8 +72,6 @@ def view(*nodes: NodeView) -> ClusterView:
         nodes={n.id16: n for n in nodes},
         members={},
         labels={n.node_id: n.label for n in nodes},
-        by_name={},
-        by_digest={},
     )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from router_core.ids import NodeName, id16_of
 from router_core.record.membership import Liveness, ViewChange
-from router_core.record.state import Flag, ModelFacts, Role
+from router_core.record.state import Flag, Role
 from router_core.view.fold import empty, fold
 from router_core.view.freshness import is_stale
 from tests.support.cluster_views import a_change, a_member, a_static, a_view, a_volatile
@@ -34,7 +34,6 @@ def test_a_node_that_went_leaves_the_snapshot(state: Liveness) -> None:
     view = a_view(a_change("a"), a_change("b"))
     later = fold(view, [a_change("a", state=state)], MEMBERS, NOW)
     assert set(later.nodes) == {B.id16}
-    assert [ref.node for ref in later.named("tiny")] == [B.id16]
 
 
 def test_a_removed_member_leaves_without_a_change_of_its_own() -> None:
@@ -103,29 +102,6 @@ def test_the_own_node_is_never_unreachable() -> None:
     assert view.own.routable
 
 
-def test_the_index_finds_names_aliases_and_digests() -> None:
-    digest = bytes(range(32))
-    models = (
-        ModelFacts(name="tiny", engine=0, aliases=("small", "tiny")),
-        ModelFacts(name="other", engine=0, digest=digest),
-    )
-    view = a_view(a_change("a", static=a_static(models=models)), a_change("b"))
-    assert {ref.node for ref in view.named("tiny")} == {A.id16, B.id16}
-    assert [(ref.node, ref.model) for ref in view.named("small")] == [(A.id16, 0)]
-    assert [ref.model for ref in view.with_digest(digest)] == [1]
-    assert view.named("Tiny") == ()
-
-
-def test_the_index_is_kept_while_offers_do_not_move() -> None:
-    view = a_view(a_change("a"))
-    static = view.nodes[A.id16].static
-    same = fold(view, [a_change("a", seq=2, static=static)], MEMBERS, NOW)
-    assert same.by_name is view.by_name
-    moved = fold(view, [a_change("a", seq=3, static=a_static(models=()))], MEMBERS, NOW)
-    assert moved.named("tiny") == ()
-    assert view.named("tiny") != ()
-
-
 def test_age_is_computed_by_the_reader_and_never_negative() -> None:
     node = a_view(a_change("a", mono_ms=5_000, base_ms=-1_000)).nodes[A.id16]
     assert node.taken_ms == 4_000
@@ -159,9 +135,6 @@ def test_folding_one_by_one_or_all_at_once_is_the_same(changes: list[ViewChange]
     for change in changes:
         stepped = fold(stepped, [change], MEMBERS, NOW)
     assert stepped.nodes == at_once.nodes
-    assert set(stepped.by_name) == set(at_once.by_name)
-    for name, refs in at_once.by_name.items():
-        assert sorted(map(repr, stepped.by_name[name])) == sorted(map(repr, refs))
 
 
 def test_nodes_that_share_a_name_are_told_apart_for_as_long_as_they_do() -> None:
