@@ -399,8 +399,7 @@ def _shown_kind(kind: str) -> str:
 
 def _with_defaults(schema: Schema) -> Iterator[str]:
     for key in schema.keys:
-        later = " (not available)" if key.later else ""
-        yield f"{key.path} = {'-' if key.default is None else toml(key.default)}{later}"
+        yield f"{key.path} = {'-' if key.default is None else toml(key.default)}"
 
 
 def annotated_type(kind: Any) -> str:

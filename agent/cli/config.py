@@ -54,8 +54,8 @@ def declare(parser: ArgumentParser) -> None:
         "show: print every setting of pairmesh.toml and every number of policy.toml that is in force at the\n"
         "daemon of this host and where it comes from, as TOML, the policy's hash, which 'pairmesh status' and\n"
         "every decision name, too, and apart what waits for a restart. Without a daemon: what the files say.\n"
-        "check: report every fault in both, in endpoints/*.toml and in the credentials that they name, and\n"
-        "files that nobody reads; exit status 78 if there is a fault."
+        "check: report every fault in both, in endpoints/*.toml and in the credentials that they name, keys\n"
+        "without effect and files that nobody reads; exit status 78 if there is a fault."
     )
     parser.add_argument("what", choices=("show", "check"))
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -74,6 +74,15 @@ def faults_of(folders: Folders) -> list[str]:
     found += [too_many(manifest) for manifest in endpoints.manifests[limits.ENGINES :]]
     found += _credential_faults(folders.state, policy, endpoints)
     return [str(fault) for fault in found]
+
+
+def warnings_of(folders: Folders) -> list[str]:
+    """Every key of the config folder's files that has no effect any more, one sentence each."""
+    settings = load(folders.config, host_name=socket.gethostname())
+    policy = load_policy(folders.config)
+    found = settings.warnings if isinstance(settings, Settings) else ()
+    found += policy.warnings if isinstance(policy, PolicyRead) else ()
+    return [str(each) for each in found]
 
 
 def _credential_faults(
@@ -173,12 +182,18 @@ def _plain(schema: Schema, written: Mapping[str, Written]) -> dict[str, object]:
 
 def _check(as_json: bool) -> int:
     folders = folders_here()
-    faults = faults_of(folders)
+    faults, warnings = faults_of(folders), warnings_of(folders)
     if as_json:
-        told = {"folder": str(folders.config), "faults": faults, "unread": unread(folders.config)}
+        told = {
+            "folder": str(folders.config),
+            "faults": faults,
+            "warnings": warnings,
+            "unread": unread(folders.config),
+        }
         print(json.dumps(told, indent=2))
         return Exit.CONFIG if faults else Exit.OK
-    notes = [f"note: {printable(each)}" for each in unread(folders.config)]
+    notes = [f"warning: {each}" for each in warnings]
+    notes += [f"note: {printable(each)}" for each in unread(folders.config)]
     if faults:
         return report([*faults, *notes])
     exists = "" if folders.config.exists() else ": there is no such folder, so everything is as by default"

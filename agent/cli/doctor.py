@@ -13,7 +13,7 @@ import msgspec
 from agent.admin.documents import CardDoc, NvmlDoc, StatusDoc
 from agent.cli import findings, gpu_findings
 from agent.cli.columns import columns, printable
-from agent.cli.config import faults_of
+from agent.cli.config import faults_of, warnings_of
 from agent.cli.daemon_client import DaemonClient, Refused, Unreachable
 from agent.cli.exits import Exit
 from agent.cli.findings import Finding, FolderFacts, Health
@@ -52,7 +52,9 @@ def examine(folders: Folders, service_runtime: Path = SERVICE.runtime) -> Iterat
     if len(os.fsencode(folders.admin_socket)) > SOCKET_PATH_MOST:
         yield findings.bad("folders", f"{folders.admin_socket} is longer than {SOCKET_PATH_MOST} bytes")
     yield from findings.settings(
-        faults_of(folders), str(folders.config), [printable(each) for each in unread(folders.config)]
+        faults_of(folders),
+        str(folders.config),
+        [*warnings_of(folders), *(printable(each) for each in unread(folders.config))],
     )
     status: StatusDoc | None = None
     try:

@@ -32,12 +32,16 @@ class InForce:
         self.policy = policy
         self._folder = folder
 
-    def waiting(self) -> tuple[Changed, ...] | tuple[Fault, ...]:
-        """What the next start would change, or why it would be refused. Reads ``pairmesh.toml``."""
+    def next_start(self) -> Settings | tuple[Fault, ...]:
+        """The settings that the next start would take on, or why it would be refused. Reads ``pairmesh.toml``."""
         now = self.settings.written
         flags = {key: each.value for key, each in now.items() if each.source == FLAGS}
-        found = load(self._folder, host_name=socket.gethostname(), flags=flags)
-        return differences(now, found.written) if isinstance(found, Settings) else found
+        return load(self._folder, host_name=socket.gethostname(), flags=flags)
+
+    def waiting(self) -> tuple[Changed, ...] | tuple[Fault, ...]:
+        """What the next start would change, or why it would be refused. Reads ``pairmesh.toml``."""
+        found = self.next_start()
+        return differences(self.settings.written, found.written) if isinstance(found, Settings) else found
 
 
 def differences(now: Mapping[str, Written], then: Mapping[str, Written]) -> tuple[Changed, ...]:

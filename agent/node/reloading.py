@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from agent.node.endpoints import OwnEndpoints
-from agent.node.in_force import Changed, InForce
+from agent.node.in_force import InForce, differences
 from agent.observe.log import Log
 from agent.settings.fault import Fault
-from agent.settings.load import FILE
+from agent.settings.load import FILE, Settings
 from agent.settings.manifest import ManifestsRead, read_manifests
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
 from agent.settings.unread import ENDPOINTS, unread
@@ -79,6 +79,7 @@ class Reloading:
         self.waits: tuple[str, ...] = ()
         """Settings of ``pairmesh.toml`` that the next start would change."""
         self._unread: frozenset[str] = frozenset()
+        self._removed: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Follow the folder until cancelled."""
@@ -124,12 +125,23 @@ class Reloading:
         return []
 
     async def _look_at_settings(self) -> list[str]:
-        found, stray = await asyncio.to_thread(lambda: (self._in_force.waiting(), unread(self._folder)))
+        found, stray = await asyncio.to_thread(lambda: (self._in_force.next_start(), unread(self._folder)))
         for each in sorted(set(stray) - self._unread):
             self._log.warning("config.unread", file=each)
         self._unread = frozenset(stray)
-        self.waits = tuple(each.key for each in found if isinstance(each, Changed))
-        return [f"{each} (a restart would be refused)" for each in found if isinstance(each, Fault)]
+        self._warn(found.warnings if isinstance(found, Settings) else ())
+        if not isinstance(found, Settings):
+            self.waits = ()
+            return [f"{each} (a restart would be refused)" for each in found]
+        self.waits = tuple(each.key for each in differences(self._in_force.settings.written, found.written))
+        return []
+
+    def _warn(self, settings: Iterable[Fault]) -> None:
+        """Log each key without effect once, for as long as it stands in a file."""
+        found = frozenset(map(str, (*settings, *self._in_force.policy.warnings)))
+        for each in sorted(found - self._removed):
+            self._log.warning("config.key_removed", warning=each)
+        self._removed = found
 
     def tell(self, faults: Iterable[str]) -> None:
         """Log what is newly wrong; ``faults`` is all there is."""

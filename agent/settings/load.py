@@ -52,7 +52,8 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting in force. ``written`` keeps the text behind each key, for display."""
+    """Every setting in force. ``written`` keeps the text behind each key, for display; ``warnings`` are the keys of the
+    file that have no effect any more."""
 
     name: NodeName
     router: bool
@@ -63,6 +64,7 @@ class Settings:
     autodetect: bool
     sampling: SamplingSettings
     written: Mapping[str, Written]
+    warnings: tuple[Fault, ...] = ()
 
 
 def load(
@@ -86,7 +88,7 @@ def load(
     if not any(fault.key.endswith(".listen") for fault in faults):
         for path, problem in disagreements(layers.values["mesh.listen"], layers.values["ingress.listen"]):
             faults.append(Fault(file=layers.written[path].source, key=path, problem=problem))
-    return tuple(faults) if faults else _settings(layers.values, layers.written)
+    return tuple(faults) if faults else _settings(layers)
 
 
 def check(folder: Path, *, host_name: str = "node") -> list[Fault]:
@@ -95,9 +97,11 @@ def check(folder: Path, *, host_name: str = "node") -> list[Fault]:
     return [] if isinstance(loaded, Settings) else list(loaded)
 
 
-def _settings(values: Mapping[str, Any], written: Mapping[str, Written]) -> Settings:
+def _settings(layers: Layers) -> Settings:
+    values = layers.values
+
     def section(name: str) -> dict[str, Any]:
-        keys = (key for key in KEYS if key.path.startswith(f"{name}.") and not key.later)
+        keys = (key for key in KEYS if key.path.startswith(f"{name}."))
         return {key.path.split(".")[1]: values[key.path] for key in keys}
 
     mesh = {re.sub("_s$", "_ms", name): value for name, value in section("mesh").items()}
@@ -110,5 +114,6 @@ def _settings(values: Mapping[str, Any], written: Mapping[str, Written]) -> Sett
         admin=values["admin.listen"],
         autodetect=values["engines.autodetect"],
         sampling=SamplingSettings(**section("sampling")),
-        written=written,
+        written=layers.written,
+        warnings=tuple(layers.warnings),
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from agent.settings.fault import Fault
 from agent.settings.policy_schema import BASE, POLICY_KEYS, POLICY_SCHEMA, PolicyKey
-from agent.settings.reading import Layers, Written, parse, read
+from agent.settings.reading import Layers, Schema, Written, parse, read
 from router_core.errors import LocalMisuse
 from router_core.policy.placement import PRESETS, PlacementPolicy
 
@@ -21,33 +21,38 @@ POLICY_FILE: Final = "policy.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRead:
-    """A policy and, by key, what is behind each number."""
+    """A policy, what is behind each number by key, and the keys of the file that have no effect any more."""
 
     policy: PlacementPolicy
     written: Mapping[str, Written]
+    warnings: tuple[Fault, ...] = ()
 
 
-def load_policy(folder: Path) -> PolicyRead | tuple[Fault, ...]:
+def load_policy(folder: Path, schema: Schema = POLICY_SCHEMA) -> PolicyRead | tuple[Fault, ...]:
     """The policy of the config folder, or every fault found."""
     faults: list[Fault] = []
-    return _layered(read(folder, POLICY_FILE, POLICY_SCHEMA, faults), faults)
+    return _layered(read(folder, POLICY_FILE, schema, faults), faults, schema)
 
 
 def parse_policy(text: bytes, name: str = POLICY_FILE) -> PolicyRead | tuple[Fault, ...]:
     """The policy in the text of such a file, or every fault found; ``name`` is what they call a text that is no TOML."""
     faults: list[Fault] = []
-    return _layered(parse(text, name, POLICY_SCHEMA, faults), faults)
+    return _layered(parse(text, name, POLICY_SCHEMA, faults), faults, POLICY_SCHEMA)
 
 
-def _layered(given: Mapping[str, object], faults: list[Fault]) -> PolicyRead | tuple[Fault, ...]:
+def _layered(
+    given: Mapping[str, object], faults: list[Fault], schema: Schema
+) -> PolicyRead | tuple[Fault, ...]:
     name = given.get("preset", BASE.name)
     base = PRESETS.get(name, BASE) if isinstance(name, str) else BASE
-    layers = Layers(POLICY_SCHEMA, faults)
+    layers = Layers(schema, faults)
     for key in POLICY_KEYS:
         layers.default(key, key.of(base), f"preset {base.name}")
     layers.lay(POLICY_FILE, given)
     policy = _built(base, layers.values, faults)
-    return tuple(faults) if faults else PolicyRead(policy=policy, written=layers.written)
+    if faults:
+        return tuple(faults)
+    return PolicyRead(policy=policy, written=layers.written, warnings=tuple(layers.warnings))
 
 
 def _built(base: PlacementPolicy, values: Mapping[str, Any], faults: list[Fault]) -> PlacementPolicy:

@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from agent.settings import policy_values, values
+from agent.settings import policy_values, removed, values
 from agent.settings.policy_values import COMPARED
 from agent.settings.reading import Key, Schema
 from agent.settings.values import Parse
@@ -202,4 +202,4 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
     _key("realloc.enabled", "realloc_enabled", "true or false", values.switch, "load and unload models of this node's llama.cpp routers and Ollama servers by demand"),
 )  # fmt: skip
 
-POLICY_SCHEMA: Final = Schema(POLICY_KEYS)
+POLICY_SCHEMA: Final = Schema(POLICY_KEYS, removed.POLICY)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from agent.settings.fault import Fault, shown
+from agent.settings.removed import RemovedKey
 from agent.settings.values import WHOLE, Parse, Refuse, nearest
 
 FILE_BYTES: Final = 1024 * 1024
@@ -39,16 +40,14 @@ _DEEP_KEY: Final = re.compile(rb"\.(?:[\w \t-]*+\.){%d}" % (DEPTH_MOST - 1))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key. ``default`` is written as in the file; None means that it is found out at start, as ``meaning``
-    tells. ``parse`` turns the written value into the typed one. ``later``: the key of a feature this version lacks;
-    its default is accepted, anything else is refused, so nothing an operator writes is silently ignored. ``secret``:
-    what is written there is never told, as it may be a key where the name of its file belongs."""
+    tells. ``parse`` turns the written value into the typed one. ``secret``: what is written there is never told, as it
+    may be a key where the name of its file belongs."""
 
     path: str
     takes: str
     parse: Parse
     default: object
     meaning: str
-    later: bool = False
     secret: bool = False
 
 
@@ -61,23 +60,32 @@ class Written:
 
 
 class Schema:
-    """The keys of one file. ``tables`` are the dotted names of the tables that hold them."""
+    """The keys of one file, and those that earlier versions knew. ``tables`` are the dotted names of the tables that
+    hold either, ``names`` what a misspelt key may have been meant to be."""
 
-    def __init__(self, keys: Iterable[Key]) -> None:
+    def __init__(self, keys: Iterable[Key], removed: Iterable[RemovedKey] = ()) -> None:
         self.keys = tuple(keys)
         self.by_path: dict[str, Key] = {key.path: key for key in self.keys}
-        heads = (key.path.split(".")[:-1] for key in self.keys)
-        self.tables = tuple(
-            dict.fromkeys(".".join(head[:depth]) for head in heads for depth in range(1, len(head) + 1))
-        )
+        self.removed = {key.path: key for key in removed}
+        tables = _tables(self.by_path)
+        self.names = (*self.by_path, *tables)
+        self.tables = frozenset((*tables, *_tables(self.removed)))
+
+
+def _tables(paths: Iterable[str]) -> tuple[str, ...]:
+    """The tables that hold keys of these paths, in their order."""
+    heads = [path.split(".")[:-1] for path in paths]
+    return tuple(dict.fromkeys(".".join(head[: n + 1]) for head in heads for n in range(len(head))))
 
 
 class Layers:
-    """Values of one schema, laid one over the other. ``faults`` is everything wrong with them."""
+    """Values of one schema, laid one over the other. ``faults`` is everything wrong with them, ``warnings`` are the keys
+    that have no effect any more."""
 
     def __init__(self, schema: Schema, faults: list[Fault]) -> None:
         self._schema = schema
         self.faults = faults
+        self.warnings: list[Fault] = []
         self.values: dict[str, Any] = {}
         self.written: dict[str, Written] = {}
 
@@ -87,22 +95,20 @@ class Layers:
         self.written[key.path] = Written(value=written, source=source)
 
     def lay(self, source: str, values: Mapping[str, object]) -> None:
-        """Values by dotted key; those that are not known, or not known yet, are faults."""
+        """Values by dotted key; those that are not known are faults, those that are known no more are warnings."""
         for path, written in values.items():
+            gone = self._schema.removed.get(path)
+            if gone is not None:
+                told = self.warnings if gone.loads(written) else self.faults
+                told.append(Fault(file=source, key=path, problem=gone.problem))
+                continue
             key = self._schema.by_path.get(path)
             if key is None:
-                known = (*self._schema.by_path, *self._schema.tables)
-                meant = nearest(path, known) if len(self.faults) < GUESSED_FAULTS else None
+                meant = nearest(path, self._schema.names) if len(self.faults) < GUESSED_FAULTS else None
                 self.faults.append(Fault(file=source, key=path, problem="unknown key", nearest=meant))
                 continue
-            before = len(self.faults)
-            parsed = key.parse(written, self._reporter(key, source, written))
-            if key.later and written != key.default and len(self.faults) == before:
-                problem = "not available in this version"
-                told = None if key.secret else shown(written)
-                self.faults.append(Fault(file=source, key=path, problem=problem, value=told))
+            self.values[path] = key.parse(written, self._reporter(key, source, written))
             self.written[path] = Written(value=written, source=source)
-            self.values[path] = parsed
 
     def _reporter(self, key: Key, source: str, written: object) -> Refuse:
         def refuse(

@@ -5,7 +5,7 @@ Loader, printer, check and the reference table read this table; a key that is no
 
 from functools import partial
 
-from agent.settings import tuning, values
+from agent.settings import removed, tuning, values
 from agent.settings.reading import Key, Schema
 
 
@@ -33,28 +33,8 @@ def _loopback(path: str, default: str, meaning: str) -> Key:
     )
 
 
-def _switch(path: str, default: bool, meaning: str, *, later: bool = False, secret: bool = False) -> Key:
-    return Key(
-        path=path,
-        takes="true or false",
-        parse=values.switch,
-        default=default,
-        meaning=meaning,
-        later=later,
-        secret=secret,
-    )
-
-
-def _file(path: str, meaning: str, *, secret: bool = False) -> Key:
-    return Key(
-        path=path,
-        takes="file name",
-        parse=values.text,
-        default="",
-        meaning=meaning,
-        later=True,
-        secret=secret,
-    )
+def _switch(path: str, default: bool, meaning: str) -> Key:
+    return Key(path=path, takes="true or false", parse=values.switch, default=default, meaning=meaning)
 
 
 KEYS: tuple[Key, ...] = (
@@ -81,10 +61,6 @@ KEYS: tuple[Key, ...] = (
         default=[],
         meaning="web origins that may call the API from a browser",
     ),
-    _switch("api.local_token", False, "demand an API key on loopback too", later=True, secret=True),
-    _file("api.tls_cert", "certificate of the API beyond loopback"),
-    _file("api.tls_key", "private key of that certificate", secret=True),
-    _switch("api.engine_admin", False, "pass on the engines' own administration routes", later=True),
     _listen("mesh.listen", ":7433", "links between nodes"),
     Key(
         path="mesh.peers",
@@ -136,4 +112,4 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
-SCHEMA = Schema(KEYS)
+SCHEMA = Schema(KEYS, removed.SETTINGS)

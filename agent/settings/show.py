@@ -37,6 +37,5 @@ def reference(schema: Schema) -> str:
     rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
     for key in schema.keys:
         default = "-" if key.default is None else f"`{toml(key.default)}`"
-        meaning = f"{key.meaning}; not available in this version" if key.later else key.meaning
-        rows.append(f"| `{key.path}` | {key.takes} | {default} | {meaning} |")
+        rows.append(f"| `{key.path}` | {key.takes} | {default} | {key.meaning} |")
     return "\n".join(rows) + "\n"

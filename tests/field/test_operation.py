@@ -393,6 +393,11 @@ async def test_a_reload_tells_what_waits_for_a_restart(tmp_path: Path) -> None:
             session.get(f"{node.api}/v1/models", headers={"host": "box.lan:11433"}) as reply,
         ):
             assert reply.status == 403, "as it says, the name is not in force"
+        toml.write_text(before.replace("[api]\n", "[api]\nengine_admin = false\n"))
+        await wait_for(lambda: _said(node, "config.key_removed"), 8, "a key without effect is told")
+        assert re.search(
+            r"^\w+ +settings +pairmesh.toml: api.engine_admin: removed", (await node.cli("doctor"))[1], re.M
+        )
         toml.write_text("nmae = 3\n")
         (node.config / "polcy.toml").write_text("")
         await wait_for(lambda: _said(node, "config.unread"), 8, "a misspelt file is told")

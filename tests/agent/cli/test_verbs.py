@@ -308,6 +308,17 @@ async def test_config_shows_and_checks_all_files(pairmesh: Host) -> None:
     assert (await pairmesh("config", "show"))[0] == 78
 
 
+async def test_check_and_doctor_warn_of_a_key_without_effect_and_the_file_is_sound(pairmesh: Host) -> None:
+    (pairmesh.config / "pairmesh.toml").write_text("[api]\nengine_admin = false\n")
+    code, out, _ = await pairmesh("config", "check")
+    assert code == 0
+    assert out.splitlines()[1].startswith("warning: pairmesh.toml: api.engine_admin: removed in 0.1.0: ")
+    (warning,) = json.loads((await pairmesh("config", "check", "--json"))[1])["warnings"]
+    assert warning.startswith("pairmesh.toml: api.engine_admin: removed in")
+    assert "api.engine_admin: removed in" in (await pairmesh("doctor"))[1]
+    assert (await pairmesh("config", "show"))[0] == 0
+
+
 async def test_a_credential_that_cannot_be_had_is_a_fault(pairmesh: Host) -> None:
     (pairmesh.config / "endpoints").mkdir()
     manifest = 'engine = "openai"\nurl = "http://127.0.0.1:9"\ncredential = "key"\n'

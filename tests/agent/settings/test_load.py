@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent.settings.fault import Fault, toml
 from agent.settings.load import FILE, Settings, check, load
+from agent.settings.policy_schema import POLICY_SCHEMA
 from agent.settings.reading import toml_of
 from agent.settings.schema import KEYS, SCHEMA
 from agent.settings.show import reference, show
@@ -112,18 +113,24 @@ def test_several_bad_entries_of_one_list_are_all_named(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("api.local_token", "true"),
+        ("api.local_token", "0"),
         ("api.tls_cert", '"cert.pem"'),
         ("api.tls_key", '"key.pem"'),
         ("api.engine_admin", "true"),
     ],
 )
-def test_a_key_of_a_later_feature_is_refused_and_its_default_is_not(
+def test_what_a_removed_key_asked_for_is_refused_and_its_default_is_a_warning(
     tmp_path: Path, key: str, value: str
 ) -> None:
-    section, name = key.split(".")
-    assert faults(tmp_path, f"[{section}]\n{name} = {value}")[key].problem == "not available in this version"
-    default = next(k.default for k in KEYS if k.path == key)
-    assert check(write(tmp_path, f"[{section}]\n{name} = {toml(default)}")) == []
+    assert "removed in 0.1.0: " in faults(tmp_path, f"{key} = {value}")[key].problem
+    found = loaded(write(tmp_path, f"{key} = {toml(SCHEMA.removed[key].harmless)}\nrouter = false"))
+    assert [warning.key for warning in found.warnings] == [key]
+    assert (found.router, key in found.written) == (False, False)
+
+
+def test_no_key_is_both_known_and_removed() -> None:
+    for schema in (SCHEMA, POLICY_SCHEMA):
+        assert not schema.by_path.keys() & schema.removed.keys()
 
 
 def test_a_long_list_may_stand_in_one_line(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from agent.settings.fault import Fault, toml
 from agent.settings.policy import POLICY_FILE, PolicyRead, load_policy
 from agent.settings.policy_schema import POLICY_KEYS, POLICY_SCHEMA
 from agent.settings.policy_values import COMPARED
+from agent.settings.reading import Schema
+from agent.settings.removed import RemovedKey
 from agent.settings.show import reference, show
 from router_core.policy.placement import PRESETS, PlacementPolicy, Weights
 
@@ -214,6 +216,38 @@ def test_an_authority_has_50_ms_to_answer_unless_told_otherwise(tmp_path: Path) 
     assert loaded(tmp_path, where).policy.authority.budget_ms == 50
     assert loaded(tmp_path, where + "budget_ms = 200").policy.authority.budget_ms == 200
     assert "1 to 1000" in str(faults(tmp_path, where + "budget_ms = 0")["authority.budget_ms"])
+
+
+OLD = Schema(
+    POLICY_KEYS,
+    [
+        RemovedKey(path="choice.dice", since="0.1.0", instead="choices are not rolled"),
+        RemovedKey(path="moods.blue", since="0.1.0", instead="there are no moods"),
+    ],
+)
+
+
+@pytest.mark.parametrize("value", ["3", '"x"', "[1, 2]", "{ a = 1 }"])
+def test_a_removed_key_is_a_warning_by_its_name_whatever_its_value_and_the_rest_is_in_force(
+    tmp_path: Path, value: str
+) -> None:
+    write(tmp_path, f"[choice]\ndice = {value}\ntie_fixed = 0.125\n[moods]\nblue = {value}")
+    found = load_policy(tmp_path, OLD)
+    assert isinstance(found, PolicyRead), found
+    assert list(map(str, found.warnings)) == [
+        "policy.toml: choice.dice: removed in 0.1.0: choices are not rolled",
+        "policy.toml: moods.blue: removed in 0.1.0: there are no moods",
+    ]
+    assert found.policy.tie_fixed == 0.125
+    assert found.written.keys() == {key.path for key in POLICY_KEYS}
+
+
+def test_a_removed_key_hides_no_fault_of_another(tmp_path: Path) -> None:
+    write(tmp_path, "[choice]\ndice = 1\n[moods]\nblue = 1\nred = 1")
+    found = load_policy(tmp_path, OLD)
+    assert [str(fault) for fault in found if isinstance(fault, Fault)] == [
+        "policy.toml: moods.red: unknown key"
+    ]
 
 
 def test_only_the_first_unknown_keys_are_guessed_at(tmp_path: Path) -> None:
