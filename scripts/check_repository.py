@@ -1,4 +1,4 @@
-"""Checks of the repository itself: README commands exist and parse, generated text is fresh, pins are plain,
+"""Checks of the repository itself: commands in pages exist and parse, links lead somewhere, generated text is fresh, pins are plain,
 forbidden names are absent, and every recorded defect keeps its test."""
 
 import itertools
@@ -18,6 +18,7 @@ FORBIDDEN = {
     "a path of one machine": re.compile(r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers|wo" + r"rk|ro" + r"ot)/\w"),
 }
 REDIRECTIONS = frozenset({">", ">>", "<", "|", "&&"})
+ASSIGNMENT = re.compile(r"[A-Z_]+=")
 COMMAND_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -46,40 +47,56 @@ def faults_of_pins() -> list[str]:
     return [f"constraints.txt: not name==version: {line}" for line in lines if not PIN.fullmatch(line)]
 
 
-def readme_commands(readme: str) -> list[list[str]]:
-    """Every line of the README's ``sh`` blocks that starts one of our own commands."""
-    lines = [line for block in COMMAND_BLOCK.findall(readme) for line in block.splitlines()]
-    commands = [
-        list(itertools.takewhile(lambda word: word not in REDIRECTIONS, shlex.split(line, comments=True)))
-        for line in lines
+def pages() -> list[Path]:
+    return [path for path in tracked_files() if path.suffix == ".md" and path.is_file()]
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """Every line of the ``sh`` blocks of ``page`` that starts one of our own commands, as its words."""
+    lines = [
+        line for block in COMMAND_BLOCK.findall(page) for line in block.replace("\\\n", " ").splitlines()
     ]
+    commands = []
+    for line in lines:
+        words = itertools.takewhile(lambda word: word not in REDIRECTIONS, shlex.split(line, comments=True))
+        commands.append(
+            list(itertools.dropwhile(lambda word: word == "sudo" or ASSIGNMENT.match(word), words))
+        )
     return [
         words for words in commands if words and (words[0] == "pairmesh" or words[0].startswith("scripts/"))
     ]
 
 
-def faults_of_readme() -> list[str]:
+def faults_of_commands() -> list[str]:
     from agent.cli import parser
 
-    readme = (ROOT / "README.md").read_text()
     faults = []
-    commands = readme_commands(readme)
-    if [words[0] for words in commands[:2]] != ["scripts/demo", "scripts/test"]:
+    first = [words[0] for words in commands_of((ROOT / "README.md").read_text())[:2]]
+    if first != ["scripts/demo", "scripts/test"]:
         faults.append("README.md: its first two commands must be scripts/demo and scripts/test")
-    for words in commands:
-        if words[0].startswith("scripts/"):
-            if not (ROOT / words[0]).is_file():
-                faults.append(f"README.md: no such script: {words[0]}")
-            continue
-        try:
-            parser().parse_args(words[1:])
-        except SystemExit:
-            faults.append(f"README.md: pairmesh does not accept: {shlex.join(words)}")
+    for page in pages():
+        name = page.relative_to(ROOT)
+        for words in commands_of(page.read_text()):
+            if words[0].startswith("scripts/"):
+                if not (ROOT / words[0]).is_file():
+                    faults.append(f"{name}: no such script: {words[0]}")
+                continue
+            try:
+                parser().parse_args(words[1:])
+            except SystemExit as end:
+                if end.code:
+                    faults.append(f"{name}: pairmesh does not accept: {shlex.join(words)}")
     return faults
 
 
+def faults_of_links() -> list[str]:
+    from scripts.links import faults
+
+    return faults(ROOT, pages())
+
+
 def faults_of_reference() -> list[str]:
-    from reference_pages import stale
+    from scripts.reference_pages import stale
 
     return [f"{path} is stale: run scripts/docs" for path in stale()]
 
@@ -103,13 +120,14 @@ def faults_of_replay() -> list[str]:
 def main() -> int:
     sys.path.insert(0, str(ROOT))
     if "--write" in sys.argv[1:]:
-        from reference_pages import write
+        from scripts.reference_pages import write
 
         write()
     faults = [
         *faults_of_text(),
         *faults_of_pins(),
-        *faults_of_readme(),
+        *faults_of_commands(),
+        *faults_of_links(),
         *faults_of_reference(),
         *faults_of_replay(),
     ]

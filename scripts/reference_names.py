@@ -17,22 +17,6 @@ from typing import Any, Final, Union, get_args, get_origin
 
 from msgspec import Struct
 from msgspec.structs import fields
-from reference_scan import (
-    Event,
-    Metric,
-    Module,
-    modules,
-    raised,
-    returned,
-    spelled,
-    state_places,
-    traces,
-    variables,
-)
-from reference_scan import events as events_in
-from reference_scan import headers as headers_in
-from reference_scan import metrics as metrics_in
-from reference_scan import verbs as verbs_in
 
 from agent.admin.config_verbs import NoArguments
 from agent.admin.documents import DrainDoc, RosterDoc, StatusDoc, view_doc
@@ -81,6 +65,22 @@ from router_core.record.state import (
     Static,
     Volatile,
 )
+from scripts.reference_scan import (
+    Event,
+    Metric,
+    Module,
+    modules,
+    raised,
+    returned,
+    spelled,
+    state_places,
+    traces,
+    variables,
+)
+from scripts.reference_scan import events as events_in
+from scripts.reference_scan import headers as headers_in
+from scripts.reference_scan import metrics as metrics_in
+from scripts.reference_scan import verbs as verbs_in
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 

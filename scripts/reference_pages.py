@@ -7,10 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-import reference_names as names
 from msgspec import Struct
 from msgspec.structs import fields
-from reference_names import MissingName
 
 from agent.admin.guard import Refusal
 from agent.admin.trust_verbs import _ADD_REFUSALS, _REMOVE_REFUSALS
@@ -23,6 +21,8 @@ from agent.settings.show import reference
 from router_core import limits
 from router_core.placement.hints import _ALLOWED, _FLOORS
 from router_core.placement.reasons import Action, AuthorityOutcome, Cause, HintOutcome, Reason
+from scripts import reference_names as names
+from scripts.reference_names import MissingName
 
 FOLDER: Final = names.ROOT / "docs" / "reference"
 SURFACE: Final = FOLDER / "surface.txt"

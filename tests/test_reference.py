@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-import reference_scan
 
 from agent.assembly.node import Assembly
+from scripts import reference_scan
 from tests.agent.node.rig import an_asked, an_endpoint, stated
 from tests.agent.test_assembly import node
 
