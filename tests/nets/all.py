@@ -1,0 +1,9 @@
+"""All nets, by name."""
+
+from typing import Final
+
+from tests.nets.decisions import DECISIONS
+from tests.nets.net import Net
+from tests.nets.simulated import SIMULATED
+
+NETS: Final[dict[str, Net]] = {net.name: net for net in (DECISIONS, SIMULATED)}
