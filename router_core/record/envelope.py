@@ -67,14 +67,6 @@ def seal(header: Header, signer: Signer) -> Sealed:
     return Sealed(signed, signer.sign(RECORD_DOMAIN + signed))
 
 
-def unseal(sealed: Sealed, mesh8: bytes, key32: bytes, verifier: Verifier) -> Header:
-    """``read_header`` and ``verify`` in one; raises ``RemoteFault``, ``bad_signature`` among its reasons."""
-    header = read_header(sealed.signed, mesh8)
-    if not verify(sealed, key32, verifier):
-        raise RemoteFault("bad_signature", f"kind {header.kind} seq {header.seq}")
-    return header
-
-
 def read_header(signed: bytes, mesh8: bytes) -> Header:
     """The header of a V, S or L in mesh ``mesh8``, judged without touching the body.
 
@@ -114,13 +106,3 @@ def verify(sealed: Sealed, key32: bytes, verifier: Verifier) -> bool:
 def sref_of(seq: int, signed: bytes) -> Sref:
     """The reference a V carries to the S sealed as ``signed``."""
     return Sref(seq, sha256(signed).digest()[:8])
-
-
-def encode_sealed(sealed: Sealed) -> bytes:
-    """``[signed, sig]`` for files and headers."""
-    return codec.encode(sealed)
-
-
-def decode_sealed(data: bytes) -> Sealed:
-    """The reverse of ``encode_sealed``; raises ``RemoteFault("bad_header")``."""
-    return codec.decode(data, Sealed, codec.LINK_MESSAGE, "bad_header")

@@ -18,11 +18,12 @@ from router_core.errors import RemoteFault
 from router_core.ids import id16_of, id32_of_key
 from router_core.record import state
 from router_core.record.codec import decode_volatile, encode, encode_static, encode_volatile
-from router_core.record.envelope import Header, Sealed, read_header, seal, sref_of, unseal
+from router_core.record.envelope import Header, Sealed, read_header, seal, sref_of
 from router_core.record.fit import fit_static, fit_volatile
 from router_core.record.stamp import Stamp, Verdict, judge
 from router_core.record.state import Kind
 from tests.bench.report import Figure, against, emit, wants_json
+from tests.support.sealing import unseal
 
 SHAPES: Final = {(0, 0): 230, (1, 1): 310, (2, 3): 380, (8, 12): 680}
 """(GPUs, resident models) -> most bytes of a RECS item."""

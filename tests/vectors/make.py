@@ -17,7 +17,7 @@ from agent.identity.keys import NodeKey
 from router_core.ids import id16_of, id32_of_key
 from router_core.record import state
 from router_core.record.codec import encode
-from router_core.record.envelope import Header, encode_sealed, seal, sref_of
+from router_core.record.envelope import Header, seal, sref_of
 from router_core.record.state import Kind
 
 HERE = Path(__file__).parent
@@ -113,7 +113,7 @@ def _good() -> dict[str, bytes]:
         "good/long_integers.v.msgpack": b"\x92\xcf" + bytes(7) + b"\x10\xc0",
         "good/plain.s.msgpack": encode(STATIC),
         "good/shutdown.l.msgpack": encode(state.Leave()),
-        "good/record.sealed.msgpack": encode_sealed(seal(header, key)),
+        "good/record.sealed.msgpack": encode(seal(header, key)),
         "good/certificate.der": build_certificate(key.private),
     }
 

@@ -18,7 +18,7 @@ from router_core.record.codec import (
     encode_static,
     encode_volatile,
 )
-from router_core.record.envelope import Header, Sealed, decode_sealed, encode_sealed, read_header, unseal
+from router_core.record.envelope import Header, Sealed, read_header
 from router_core.record.state import (
     U63,
     EngineFacts,
@@ -33,7 +33,13 @@ from router_core.record.state import (
     Volatile,
 )
 from tests.router_core.record.bodies import statics, volatiles
+from tests.support.sealing import unseal
 from tests.vectors.make import HERE, MESH8, SEED, STATIC, VOLATILE, vectors
+
+
+def sealed_of(data: bytes) -> Sealed:
+    return codec.decode(data, Sealed, codec.LINK_MESSAGE, "bad_header")
+
 
 SHORT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 READERS = {
@@ -41,7 +47,7 @@ READERS = {
     "S": decode_static,
     "L": decode_leave,
     "header": lambda data: read_header(data, MESH8),
-    "sealed": decode_sealed,
+    "sealed": sealed_of,
     "link message": lambda data: codec.decode(data, tuple[U63, ...], codec.LINK_MESSAGE, "malformed"),
 }
 BAD = sorted(path.name for path in (HERE / "bad").glob("*.msgpack"))
@@ -82,7 +88,7 @@ def test_integers_longer_than_they_need_be_are_read_all_the_same() -> None:
 
 
 def test_a_stored_record_unseals_to_its_header_and_body() -> None:
-    sealed = decode_sealed(good("record.sealed.msgpack"))
+    sealed = sealed_of(good("record.sealed.msgpack"))
     key = NodeKey.from_seed(SEED)
     header = unseal(sealed, MESH8, key.key32, Ed25519Verifier())
     assert (header.epoch, header.inst, header.seq, header.due_ms) == (5, 0xDEADBEEF, 42, 2_000)
@@ -233,7 +239,7 @@ def test_headers_files_and_messages_have_their_own_bounds() -> None:
     header = msgspec.structs.replace(_header(), body=bytes(3_000))
     with pytest.raises(RemoteFault, match="over_cap"):
         read_header(codec.encode(header), MESH8)
-    assert decode_sealed(encode_sealed(Sealed(b"x", bytes(64)))) == Sealed(b"x", bytes(64))
+    assert sealed_of(codec.encode(Sealed(b"x", bytes(64)))) == Sealed(b"x", bytes(64))
 
 
 def _header() -> Header:

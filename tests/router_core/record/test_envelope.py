@@ -20,10 +20,10 @@ from router_core.record.envelope import (
     read_header,
     seal,
     sref_of,
-    unseal,
     verify,
 )
 from router_core.record.state import Kind
+from tests.support.sealing import unseal
 
 KEY = NodeKey.from_seed(bytes(32))
 OTHER = NodeKey.from_seed(bytes([1]) * 32)
