@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.admin.documents import MemberDoc, StatusDoc
-from agent.cli.columns import count, duration
+from agent.cli.columns import count, duration, seconds
 from agent.cli.nodes import takes_no_requests, unfit
 from router_core import limits
 
@@ -254,11 +254,6 @@ def members(status: StatusDoc) -> Iterator[Finding]:
     for name in sorted(name for name, sharers in names.items() if sharers > 1):
         called = ", ".join(sorted(f"@{member.called}" for member in status.members if member.name == name))
         yield odd("members", f"{names[name]} are called {name}, {called} in full: {_SHARED_NAME}")
-    everybody = [member for member in status.members if "introducer" in member.roles]
-    if len(everybody) < 2:
-        yield odd(
-            "members", "fewer than two introducers: if that one is lost, nobody can admit or remove members"
-        )
 
 
 def _requests(member: MemberDoc) -> Iterator[Finding]:
@@ -286,13 +281,20 @@ def _nowhere(member: MemberDoc) -> str | None:
     )
 
 
+def _old(age_ms: int | None) -> str:
+    return "of unknown age" if age_ms is None else f"{seconds(age_ms / 1_000)} old"
+
+
 def _member(member: MemberDoc) -> Finding:
     fault = None if member.link is None else _LINK_FAULTS.get(member.link.fault or "")
     if fault is not None:
         nowhere = _nowhere(member) if member.link is not None and member.link.fault == "no_address" else None
         said = f"{member.called} {nowhere or fault}"
         return (
-            odd("members", f"{said} (its state comes through others)")
+            odd(
+                "members",
+                f"{said}; requests still go there, by state {seconds(member.age_ms / 1000) if member.age_ms is not None else 'of unknown age'}",
+            )
             if member.routable
             else bad("members", said)
         )
