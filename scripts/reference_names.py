@@ -42,7 +42,7 @@ from agent.settings.reading import Schema
 from agent.settings.schema import SCHEMA
 from agent.store.checked import FIRST
 from agent.store.profiles import _STEPS as PROFILE_STEPS
-from router_core.mesh.actions import Alarm
+from router_core.mesh.protocol.actions import Alarm
 from router_core.placement.advice import AnswerFault, Question
 from router_core.placement.hints import _ALLOWED, _FLOORS, _HEADER_OF, _IN_BODY
 from router_core.placement.reasons import Action as DecisionAction

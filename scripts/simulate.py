@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from router_core.sim.report import Figures, SeedReport, measure, run_seed
+from router_core.sim.mesh.report import Figures, SeedReport, measure, run_seed
 from scripts import simulate_placement, simulate_tune
 from scripts.simulate_arguments import at_least
 

@@ -25,7 +25,7 @@ from agent.store.marks import Marks
 from agent.store.members import PeerFiles, RosterFiles
 from router_core.ids import Id16, NodeId, short_id
 from router_core.mesh.machine import Mesh
-from router_core.mesh.publish import Me
+from router_core.mesh.records.publisher import Me
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import ViewChange
 from router_core.record.state import Address

@@ -27,7 +27,7 @@ from agent.mesh.link import Link
 from agent.mesh.links import DIAL_S, Links
 from agent.mesh.traffic import Counted, Traffic
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
-from router_core.mesh.actions import (
+from router_core.mesh.protocol.actions import (
     Action,
     CloseLink,
     Dial,
@@ -38,7 +38,7 @@ from router_core.mesh.actions import (
     SendFrame,
     ViewChanged,
 )
-from router_core.mesh.events import (
+from router_core.mesh.protocol.events import (
     BodyChanged,
     DialFailed,
     DialFailure,
@@ -58,7 +58,7 @@ from router_core.mesh.events import (
     SavedKey,
     Ticked,
 )
-from router_core.mesh.picture import Picture
+from router_core.mesh.status import Picture
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Address, LeaveReason, Static, Volatile

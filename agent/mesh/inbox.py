@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from router_core.mesh.events import BodyChanged, Event, RecordHeard, RosterChanged
+from router_core.mesh.protocol.events import BodyChanged, Event, RecordHeard, RosterChanged
 
 HEARD_MOST: Final = 64
 

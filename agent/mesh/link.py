@@ -22,7 +22,7 @@ from agent.mesh.meter import Meter
 from agent.mesh.traffic import Traffic
 from router_core import limits
 from router_core.ids import Id16
-from router_core.mesh.events import LinkId
+from router_core.mesh.protocol.events import LinkId
 
 CLOSE_S: Final = 0.5
 """How long a closing link may take to flush what it has and hear the other end's close."""

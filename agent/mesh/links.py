@@ -20,7 +20,7 @@ from agent.mesh.link import CLOSE_S, Link, LinkEars
 from agent.mesh.traffic import Traffic
 from router_core import limits
 from router_core.ids import Id16
-from router_core.mesh.events import LinkId
+from router_core.mesh.protocol.events import LinkId
 from router_core.record.membership import Member
 
 DIALS: Final = 4

@@ -8,8 +8,8 @@ from agent.store.marks import Floor, Marks
 from agent.store.members import PeerFiles
 from router_core import limits
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
-from router_core.mesh import saved
-from router_core.mesh.events import SavedKey
+from router_core.mesh.protocol.events import SavedKey
+from router_core.mesh.records import saved
 from router_core.record.membership import Member
 from router_core.record.stamp import Stamp
 from router_core.record.state import Address

@@ -29,7 +29,7 @@ from agent.mesh.addresses import Endpoint, Unfit
 from agent.node.reach import Reach
 from agent.node.targets import NodeTargets
 from router_core.ids import Id16, NodeId, id16_of, id32_of
-from router_core.mesh.picture import MemberPicture, Picture
+from router_core.mesh.status import MemberPicture, Picture
 from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Role

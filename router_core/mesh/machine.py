@@ -10,16 +10,16 @@ from random import Random
 from router_core import limits
 from router_core.errors import LocalMisuse
 from router_core.ids import MeshId
-from router_core.mesh import events as ev
-from router_core.mesh import intake, linkup, upkeep
-from router_core.mesh.actions import Action, Alarm, Dial
-from router_core.mesh.flush import flush
-from router_core.mesh.membership import roster_changed
-from router_core.mesh.messages import ByeCode, Heard, Recs
 from router_core.mesh.parts import Crypto, Parts
-from router_core.mesh.picture import Picture, picture
-from router_core.mesh.publish import Me
-from router_core.mesh.saved import Saved
+from router_core.mesh.protocol import events as ev
+from router_core.mesh.protocol.actions import Action, Alarm, Dial
+from router_core.mesh.protocol.messages import ByeCode, Heard, Recs
+from router_core.mesh.records.flush import flush
+from router_core.mesh.records.publisher import Me
+from router_core.mesh.records.saved import Saved
+from router_core.mesh.status import Picture, picture
+from router_core.mesh.steps import intake, link_life, upkeep
+from router_core.mesh.steps.roster import roster_changed
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import Sealed
 from router_core.record.state import Kind, LeaveReason
@@ -148,9 +148,9 @@ class Mesh:
     ) -> None:
         parts = self.parts
         if isinstance(event, ev.LinkOpened):
-            linkup.opened(parts, event, now)
+            link_life.opened(parts, event, now)
         elif isinstance(event, ev.LinkClosed):
-            linkup.closed(parts, event, now)
+            link_life.closed(parts, event, now)
         elif isinstance(event, ev.DialFailed):
             self._dial_failed(event, now)
         elif isinstance(event, ev.PeerSighted):
@@ -162,7 +162,7 @@ class Mesh:
             if not event.ok:
                 parts.notify(Alarm.EPOCH_NOT_PERSISTED, epoch=parts.publisher.epoch)
             for link in list(parts.links.values()):
-                linkup.greet(parts, link, now)
+                link_life.greet(parts, link, now)
 
     def _tick(self, now: int) -> None:
         parts = self.parts

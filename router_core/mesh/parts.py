@@ -9,19 +9,28 @@ from random import Random
 from typing import Protocol
 
 from router_core.ids import Id16, MeshId, mesh8_of
-from router_core.mesh.actions import Action, Alarm, CloseLink, Notify, SendFrame, ViewChanged
-from router_core.mesh.bucket import Bucket
-from router_core.mesh.events import LinkId
-from router_core.mesh.flush import flush_delay_ms
-from router_core.mesh.link import Link, Slot
-from router_core.mesh.liveness import ALIVE, ObserverGap, Solitude
-from router_core.mesh.losses import Hearsay, OwnLosses
-from router_core.mesh.messages import Bye, ByeCode, Heard, Message, Recs, Wanted, encode, encode_wants
-from router_core.mesh.origin import Held, Origin
-from router_core.mesh.overlay import Dialler
-from router_core.mesh.publish import Me, Publisher
-from router_core.mesh.receive import Receiver
-from router_core.mesh.saved import Floor, Saved
+from router_core.mesh.links.bucket import Bucket
+from router_core.mesh.links.link import Link, Slot
+from router_core.mesh.links.losses import Hearsay, OwnLosses
+from router_core.mesh.membership.liveness import ALIVE, ObserverGap, Solitude
+from router_core.mesh.membership.overlay import Dialler
+from router_core.mesh.protocol.actions import Action, Alarm, CloseLink, Notify, SendFrame, ViewChanged
+from router_core.mesh.protocol.events import LinkId
+from router_core.mesh.protocol.messages import (
+    Bye,
+    ByeCode,
+    Heard,
+    Message,
+    Recs,
+    Wanted,
+    encode,
+    encode_wants,
+)
+from router_core.mesh.records.flush import flush_delay_ms
+from router_core.mesh.records.origin import Held, Origin
+from router_core.mesh.records.publisher import Me, Publisher
+from router_core.mesh.records.receiver import Receiver
+from router_core.mesh.records.saved import Floor, Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.crypto import Signer, Verifier
 from router_core.record.membership import Liveness
@@ -179,7 +188,7 @@ class Parts:
         *,
         retry_after_ms: int = 0,
     ) -> None:
-        """Say BYE (unless ``code`` is None), close, forget; what the end means is up to ``linkup.ended``."""
+        """Say BYE (unless ``code`` is None), close, forget; what the end means is up to ``link_life.ended``."""
         if code is not None:
             self.send(link, Bye(code=code, retry_after_ms=retry_after_ms), now)
         self.out.append(CloseLink(link.id, code))

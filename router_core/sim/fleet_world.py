@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from router_core.mesh.bucket import Bucket
+from router_core.mesh.links.bucket import Bucket
 from router_core.placement.fleet import Fleet
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy

@@ -18,8 +18,8 @@ from typing import Final
 
 import uvloop
 
-from router_core.mesh.actions import CloseLink, Dial, SendFrame
-from router_core.mesh.events import Event, FrameReceived, LinkClosed, LinkId, LinkOpened
+from router_core.mesh.protocol.actions import CloseLink, Dial, SendFrame
+from router_core.mesh.protocol.events import Event, FrameReceived, LinkClosed, LinkId, LinkOpened
 from tests.bench.mesh_daemons import at_rest
 from tests.bench.report import Figure, against, emit
 from tests.support.meshnode import Node, Person, person

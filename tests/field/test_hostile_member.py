@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router_core.mesh import messages as msg
+from router_core.mesh.protocol import messages as msg
 from router_core.record.state import EngineFacts, EngineLoad, EngineState, ModelFacts, Static, Volatile
 from tests.support.cluster import Cluster, wait_for
 from tests.support.field import OpenAiEngine, chat, mesh, served_by

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from router_core.mesh.link import Link
-from router_core.mesh.liveness import ObserverGap, Solitude
+from router_core.mesh.links.link import Link
 from router_core.mesh.machine import Mesh
-from router_core.mesh.origin import Origin
+from router_core.mesh.membership.liveness import ObserverGap, Solitude
 from router_core.mesh.parts import Crypto
-from router_core.mesh.publish import Me, Publisher
-from router_core.mesh.receive import Judgement, Reason, Receiver
-from router_core.mesh.saved import Saved
+from router_core.mesh.records.origin import Origin
+from router_core.mesh.records.publisher import Me, Publisher
+from router_core.mesh.records.receiver import Judgement, Reason, Receiver
+from router_core.mesh.records.saved import Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import Header, Sealed
 from router_core.record.stamp import Verdict

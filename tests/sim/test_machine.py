@@ -4,7 +4,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from router_core.sim.world import World
+from router_core.sim.mesh.world import World
 
 HOST = st.integers(0, 3)
 SPAN = st.sampled_from([50, 700, 3_000, 9_000])

@@ -1,6 +1,6 @@
 """The figures of a calm mesh keep to their formulas."""
 
-from router_core.sim.report import measure
+from router_core.sim.mesh.report import measure
 
 
 def test_ten_calm_nodes_send_what_the_formula_says_and_notice_a_crash() -> None:

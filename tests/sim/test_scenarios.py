@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 
-from router_core.mesh.actions import Alarm
-from router_core.mesh.messages import MessageType
+from router_core.mesh.protocol.actions import Alarm
+from router_core.mesh.protocol.messages import MessageType
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
 from router_core.record.state import Kind
-from router_core.sim.world import World
+from router_core.sim.mesh.world import World
 
 
 def running(seed: int, nodes: int, until_ms: int = 12_000, clones: int = 0) -> World:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router_core.sim.report import run_seed
+from router_core.sim.mesh.report import run_seed
 from tests.sim.mutants import MUTANTS, Part, planted
 
 CI_SEEDS = 50
@@ -41,7 +41,7 @@ def test_a_planted_bug_is_found(part: Part, faults: tuple[str, ...]) -> None:
 
 
 def test_one_seed_has_one_history_whatever_the_hash_seed() -> None:
-    code = "from router_core.sim.report import run_seed; print(run_seed(7).trace)"
+    code = "from router_core.sim.mesh.report import run_seed; print(run_seed(7).trace)"
     traces = {
         subprocess.run(
             [sys.executable, "-c", code],

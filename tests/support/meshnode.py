@@ -25,8 +25,8 @@ from agent.mesh.driver import Driver, Machine, Told
 from agent.mesh.links import DIAL_S
 from agent.settings.values import PeerHint
 from router_core.ids import Id16, MeshId, NodeName, id32_of_key
-from router_core.mesh.actions import Action
-from router_core.mesh.events import SavedKey
+from router_core.mesh.protocol.actions import Action
+from router_core.mesh.protocol.events import SavedKey
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Role
 from tests.support.scripted_machine import ScriptedMachine

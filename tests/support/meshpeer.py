@@ -15,7 +15,7 @@ from agent.store.marks import Marks
 from agent.store.members import PeerFiles
 from router_core.ids import Id16
 from router_core.mesh.machine import Mesh
-from router_core.mesh.publish import Me
+from router_core.mesh.records.publisher import Me
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import Address, Static, Volatile

@@ -21,7 +21,7 @@ from agent.store.marks import Marks
 from agent.store.members import PeerFiles
 from router_core.ids import NodeId
 from router_core.mesh.machine import Mesh
-from router_core.mesh.publish import Me
+from router_core.mesh.records.publisher import Me
 from router_core.policy.mesh import MeshPolicy
 from tests.support.cluster import Node
 from tests.support.members import start_node

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router_core.ids import Id16
-from router_core.mesh.actions import Action
-from router_core.mesh.events import Event
-from router_core.mesh.picture import Picture
+from router_core.mesh.protocol.actions import Action
+from router_core.mesh.protocol.events import Event
+from router_core.mesh.status import Picture
 from router_core.record.envelope import Sealed
 
 Reply = Callable[[Event], list[Action]]

@@ -13,8 +13,8 @@ from agent.mesh.addresses import AddressBook, AddressRules
 from agent.mesh.driver import Driver, Told
 from agent.mesh.inbox import HEARD_MOST, Inbox
 from router_core.ids import MeshId
-from router_core.mesh.actions import Alarm, Notify, Persist, ViewChanged
-from router_core.mesh.events import (
+from router_core.mesh.protocol.actions import Alarm, Notify, Persist, ViewChanged
+from router_core.mesh.protocol.events import (
     BodyChanged,
     LeaveRequested,
     PersistDone,

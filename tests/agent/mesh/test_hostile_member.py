@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from agent.identity.tls import context, server_name
 from router_core.ids import mesh8_of
-from router_core.mesh import messages as msg
 from router_core.mesh.machine import Mesh
+from router_core.mesh.protocol import messages as msg
 from router_core.record.envelope import Header, Sealed, read_header, seal
 from router_core.record.membership import Liveness
 from router_core.record.state import Kind, LeaveReason

@@ -19,8 +19,8 @@ from agent.mesh.link import Link
 from agent.mesh.meter import EXCESS_MOST
 from agent.mesh.traffic import Traffic
 from agent.settings.values import PeerHint
-from router_core.mesh.actions import CloseLink, Dial, PauseReading, ResumeReading, SendFrame
-from router_core.mesh.events import (
+from router_core.mesh.protocol.actions import CloseLink, Dial, PauseReading, ResumeReading, SendFrame
+from router_core.mesh.protocol.events import (
     DialFailed,
     DialFailure,
     FrameReceived,

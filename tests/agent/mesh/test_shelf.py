@@ -9,8 +9,8 @@ from agent.mesh.shelf import MeshShelf
 from agent.store.marks import Marks
 from agent.store.members import PeerFiles
 from router_core.ids import Id16, Id32, MeshId, NodeName
-from router_core.mesh.events import SavedKey
-from router_core.mesh.saved import Floor, Known, encode_addresses, encode_epoch, encode_floors
+from router_core.mesh.protocol.events import SavedKey
+from router_core.mesh.records.saved import Floor, Known, encode_addresses, encode_epoch, encode_floors
 from router_core.record.membership import Member
 from router_core.record.state import Address
 

@@ -3,9 +3,10 @@
 from random import Random
 
 from router_core.ids import Id16, MeshId, mesh8_of
-from router_core.mesh import messages as msg
-from router_core.mesh.actions import Action, CloseLink, Dial, Notify, Persist, SendFrame, ViewChanged
-from router_core.mesh.events import (
+from router_core.mesh.machine import Mesh
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.protocol.actions import Action, CloseLink, Dial, Notify, Persist, SendFrame, ViewChanged
+from router_core.mesh.protocol.events import (
     BodyChanged,
     DialFailed,
     DialFailure,
@@ -18,15 +19,14 @@ from router_core.mesh.events import (
     SavedKey,
     Ticked,
 )
-from router_core.mesh.machine import Mesh
-from router_core.mesh.publish import Me
-from router_core.mesh.saved import Saved
+from router_core.mesh.records.publisher import Me
+from router_core.mesh.records.saved import Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import encode as encode_plain
 from router_core.record.envelope import Header, Sealed, Sref, read_header, seal, sref_of
 from router_core.record.membership import Liveness, ViewChange
 from router_core.record.state import Kind, Leave, LeaveReason, Role, Static, Volatile
-from router_core.sim.crypto import FakeCrypto, Ledger, simulated_member
+from router_core.sim.mesh.crypto import FakeCrypto, Ledger, simulated_member
 from router_core.sim.timeline import Timeline
 
 MESH = MeshId(b"m" * 16)

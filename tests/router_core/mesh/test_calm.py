@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.mesh import messages as msg
-from router_core.mesh.events import DialFailed, DialFailure, LinkBusy, LinkClosed, LinkId, Ticked
-from router_core.mesh.liveness import Evidence, judge, stands_ms
+from router_core.mesh.membership.liveness import Evidence, judge, stands_ms
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.protocol.events import DialFailed, DialFailure, LinkBusy, LinkClosed, LinkId, Ticked
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
 from router_core.record.state import LostLink, Volatile

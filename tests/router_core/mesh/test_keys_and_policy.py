@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from router_core.errors import LocalMisuse
 from router_core.ids import Id32, NodeName
-from router_core.mesh.keys import key_of
-from router_core.mesh.origin import Origin
+from router_core.mesh.records.keys import key_of
+from router_core.mesh.records.origin import Origin
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Member
 

@@ -5,9 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.ids import Id16, mesh8_of
-from router_core.mesh import messages as msg
-from router_core.mesh.events import DialFailed, DialFailure, LinkClosed, LinkId, RecordHeard, SavedKey, Ticked
-from router_core.mesh.saved import Floor, Saved, read_saved
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.protocol.events import (
+    DialFailed,
+    DialFailure,
+    LinkClosed,
+    LinkId,
+    RecordHeard,
+    SavedKey,
+    Ticked,
+)
+from router_core.mesh.records.saved import Floor, Saved, read_saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import decode_volatile
 from router_core.record.membership import Liveness

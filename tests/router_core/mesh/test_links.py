@@ -6,8 +6,10 @@ from random import Random
 import pytest
 
 from router_core.ids import mesh8_of
-from router_core.mesh import messages as msg
-from router_core.mesh.events import (
+from router_core.mesh.links.link import Link
+from router_core.mesh.membership.overlay import Dialler
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.protocol.events import (
     DialFailed,
     DialFailure,
     FrameReceived,
@@ -21,8 +23,6 @@ from router_core.mesh.events import (
     RosterChanged,
     SavedKey,
 )
-from router_core.mesh.link import Link
-from router_core.mesh.overlay import Dialler
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import decode_volatile
 from router_core.record.membership import Liveness

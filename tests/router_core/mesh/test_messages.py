@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router_core import limits
 from router_core.errors import LocalMisuse, RemoteFault
-from router_core.mesh import messages as msg
+from router_core.mesh.protocol import messages as msg
 
 ID16 = st.binary(min_size=16, max_size=16)
 EIGHT = st.binary(min_size=8, max_size=8)

@@ -5,10 +5,17 @@ import itertools
 import pytest
 
 from router_core.ids import mesh8_of
-from router_core.mesh import messages as msg
-from router_core.mesh.events import LeaveRequested, LinkClosed, LinkId, PersistDone, RosterChanged, SavedKey
-from router_core.mesh.publish import EPOCH_LAST
-from router_core.mesh.saved import encode_epoch
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.protocol.events import (
+    LeaveRequested,
+    LinkClosed,
+    LinkId,
+    PersistDone,
+    RosterChanged,
+    SavedKey,
+)
+from router_core.mesh.records.publisher import EPOCH_LAST
+from router_core.mesh.records.saved import encode_epoch
 from router_core.record.codec import decode_leave, decode_volatile, encode
 from router_core.record.envelope import Header, read_header, seal, sref_of
 from router_core.record.stamp import SEQ_LAST

@@ -3,7 +3,7 @@
 from random import Random
 
 from router_core.ids import Id16
-from router_core.mesh.publish import Me, Publisher
+from router_core.mesh.records.publisher import Me, Publisher
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import decode_volatile
 from router_core.record.envelope import read_header

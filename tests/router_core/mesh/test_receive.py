@@ -5,9 +5,9 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
-from router_core.mesh import messages as msg
-from router_core.mesh.actions import PauseReading, ResumeReading
-from router_core.mesh.events import (
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.protocol.actions import PauseReading, ResumeReading
+from router_core.mesh.protocol.events import (
     FrameReceived,
     LinkId,
     LinkOpened,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.mesh.age import Base
-from router_core.mesh.bucket import Bucket
-from router_core.mesh.liveness import Evidence, ObserverGap, Solitude, judge
+from router_core.mesh.links.bucket import Bucket
+from router_core.mesh.membership.liveness import Evidence, ObserverGap, Solitude, judge
+from router_core.mesh.records.age import Base
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from router_core import limits
 from router_core.ids import Id16
-from router_core.mesh.bucket import Bucket
-from router_core.mesh.events import LinkId
-from router_core.mesh.messages import HaveState, Heard, Hello
+from router_core.mesh.links.bucket import Bucket
+from router_core.mesh.protocol.events import LinkId
+from router_core.mesh.protocol.messages import HaveState, Heard, Hello
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.stamp import ZERO, Stamp
 from router_core.record.state import Kind

@@ -9,10 +9,12 @@ from typing import Final
 
 from router_core import limits
 from router_core.ids import Id16
-from router_core.mesh.actions import Alarm
-from router_core.mesh.events import LinkClosed, LinkOpened
-from router_core.mesh.link import STATE_KINDS, Expiry, Link, Slot
-from router_core.mesh.messages import (
+from router_core.mesh.links.link import STATE_KINDS, Expiry, Link, Slot
+from router_core.mesh.membership.overlay import Duel, same_life_duel
+from router_core.mesh.parts import Parts
+from router_core.mesh.protocol.actions import Alarm
+from router_core.mesh.protocol.events import LinkClosed, LinkOpened
+from router_core.mesh.protocol.messages import (
     PLANNED,
     PROTOCOL,
     Bye,
@@ -24,9 +26,7 @@ from router_core.mesh.messages import (
     Recs,
     encode_haves,
 )
-from router_core.mesh.origin import Held
-from router_core.mesh.overlay import Duel, same_life_duel
-from router_core.mesh.parts import Parts
+from router_core.mesh.records.origin import Held
 from router_core.record.membership import Liveness
 from router_core.record.stamp import Stamp
 from router_core.record.state import Kind

@@ -9,10 +9,10 @@ from typing import Final
 from router_core import limits
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
-from router_core.mesh import linkup
-from router_core.mesh.actions import Alarm, PauseReading, ResumeReading
-from router_core.mesh.link import Link, Phase
-from router_core.mesh.messages import (
+from router_core.mesh.links.link import Link, Phase
+from router_core.mesh.parts import Parts
+from router_core.mesh.protocol.actions import Alarm, PauseReading, ResumeReading
+from router_core.mesh.protocol.messages import (
     Bye,
     ByeCode,
     Have,
@@ -25,10 +25,10 @@ from router_core.mesh.messages import (
     Want,
     decode,
 )
-from router_core.mesh.origin import Origin
-from router_core.mesh.parts import Parts
-from router_core.mesh.receive import PENALTIES, Judgement, Reason
-from router_core.mesh.upkeep import refresh
+from router_core.mesh.records.origin import Origin
+from router_core.mesh.records.receiver import PENALTIES, Judgement, Reason
+from router_core.mesh.steps import link_life
+from router_core.mesh.steps.upkeep import refresh
 from router_core.record.envelope import Header, Sealed
 from router_core.record.stamp import Stamp
 from router_core.record.state import Flag, Kind, Leave, Volatile
@@ -44,7 +44,7 @@ def frame(parts: Parts, link: Link, data: bytes, now: int) -> None:
     if link.backlog or link.frames:
         link.frames.append(data)
         if len(link.frames) > _FRAMES_WAITING:
-            linkup.drop(parts, link, ByeCode.PROTOCOL, now, penalty=True)
+            link_life.drop(parts, link, ByeCode.PROTOCOL, now, penalty=True)
             return
     else:
         _take(parts, link, data, now)
@@ -102,7 +102,7 @@ def flooded(parts: Parts, link: Link, now: int) -> None:
     away_ms = parts.dialler.penalise_flood(link.peer, now)
     parts.receiver.count_message(Reason.FLOODING)
     parts.notify(Alarm.FLOODING, peer=link.peer.hex(), away_s=away_ms // 1_000)
-    linkup.drop(parts, link, ByeCode.PROTOCOL, now, retry_after_ms=away_ms)
+    link_life.drop(parts, link, ByeCode.PROTOCOL, now, retry_after_ms=away_ms)
 
 
 def _message(parts: Parts, link: Link, message: Message, now: int) -> None:
@@ -111,11 +111,11 @@ def _message(parts: Parts, link: Link, message: Message, now: int) -> None:
         if link.id not in parts.links:
             return
     if isinstance(message, Hello):
-        linkup.hello(parts, link, message, now)
+        link_life.hello(parts, link, message, now)
     elif isinstance(message, Bye):
-        linkup.bye(parts, link, message, now)
+        link_life.bye(parts, link, message, now)
     elif link.phase is Phase.GREETING:
-        linkup.drop(parts, link, ByeCode.PROTOCOL, now, penalty=True)
+        link_life.drop(parts, link, ByeCode.PROTOCOL, now, penalty=True)
     elif isinstance(message, Recs):
         _records(parts, link, message, now)
     elif isinstance(message, Ping):
@@ -126,7 +126,7 @@ def _message(parts: Parts, link: Link, message: Message, now: int) -> None:
         link.pong(message.nonce, now)
         _clock(parts, link, message.boot_ms, now)
     elif isinstance(message, Have):
-        linkup.have(parts, link, message, now)
+        link_life.have(parts, link, message, now)
     else:
         _want(parts, link, message, now)
 
@@ -210,7 +210,7 @@ def heard_elsewhere(parts: Parts, signed: bytes, sig: bytes, now: int) -> None:
 def _punish(parts: Parts, link: Link, reason: Reason, now: int) -> None:
     if reason is Reason.BAD_SIGNATURE:
         parts.notify(Alarm.BAD_SIGNATURE, peer=link.peer.hex())
-    linkup.drop(parts, link, PENALTIES[reason], now, penalty=True)
+    link_life.drop(parts, link, PENALTIES[reason], now, penalty=True)
 
 
 def accept(parts: Parts, judgement: Judgement, link: Link | None, now: int) -> None:

@@ -11,16 +11,16 @@ from random import Random
 from typing import Final
 
 from router_core.ids import Id16, MeshId
-from router_core.mesh import actions as act
-from router_core.mesh import events as ev
 from router_core.mesh.machine import Mesh
+from router_core.mesh.protocol import actions as act
+from router_core.mesh.protocol import events as ev
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.state import LeaveReason
-from router_core.sim.crypto import FakeCrypto, Ledger, simulated_member
-from router_core.sim.host import Host, MakeMesh
-from router_core.sim.net import Net, Pipe
+from router_core.sim.mesh.crypto import FakeCrypto, Ledger, simulated_member
+from router_core.sim.mesh.host import Host, MakeMesh
+from router_core.sim.mesh.net import Net, Pipe
+from router_core.sim.mesh.watch import Watch
 from router_core.sim.timeline import Timeline
-from router_core.sim.watch import Watch
 
 MESH_ID: Final = MeshId(bytes(range(16)))
 DIAL_TIMEOUT_MS: Final = 5_000

@@ -11,7 +11,7 @@ from enum import Enum
 from random import Random
 
 from router_core.ids import Id16
-from router_core.mesh.link import Link
+from router_core.mesh.links.link import Link
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
 

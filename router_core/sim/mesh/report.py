@@ -6,14 +6,14 @@ from typing import Final
 from msgspec import Struct
 
 from router_core.mesh.machine import Mesh
-from router_core.mesh.messages import MessageType
+from router_core.mesh.protocol.messages import MessageType
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
-from router_core.sim import faults
-from router_core.sim.host import MakeMesh
-from router_core.sim.net import FRAME_OVERHEAD
-from router_core.sim.watch import Violation
-from router_core.sim.world import World
+from router_core.sim.mesh import faults
+from router_core.sim.mesh.host import MakeMesh
+from router_core.sim.mesh.net import FRAME_OVERHEAD
+from router_core.sim.mesh.watch import Violation
+from router_core.sim.mesh.world import World
 
 RUN_MS: Final = 60_000
 WARM_MS: Final = 12_000

@@ -14,12 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router_core.ids import Id16
-from router_core.mesh.actions import Persist
-from router_core.mesh.bucket import Bucket
-from router_core.mesh.events import SavedKey
-from router_core.mesh.messages import HaveState
-from router_core.mesh.origin import Held
-from router_core.mesh.saved import encode_epoch
+from router_core.mesh.links.bucket import Bucket
+from router_core.mesh.protocol.actions import Persist
+from router_core.mesh.protocol.events import SavedKey
+from router_core.mesh.protocol.messages import HaveState
+from router_core.mesh.records.origin import Held
+from router_core.mesh.records.saved import encode_epoch
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import encode_leave, encode_static, encode_volatile
 from router_core.record.crypto import Signer

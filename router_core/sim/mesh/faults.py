@@ -12,11 +12,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from router_core.ids import mesh8_of
-from router_core.mesh.messages import Heard, Recs, encode
+from router_core.mesh.protocol.messages import Heard, Recs, encode
 from router_core.record.codec import encode as encode_record
 from router_core.record.envelope import read_header
 from router_core.record.state import Kind
-from router_core.sim.world import MESH_ID, World
+from router_core.sim.mesh.world import MESH_ID, World
 
 FIRST_MS: Final = 14_000
 LAST_MS: Final = 26_000

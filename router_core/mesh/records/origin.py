@@ -11,12 +11,12 @@ from msgspec import Struct
 
 from router_core.errors import LocalMisuse, RemoteFault
 from router_core.ids import Id16
-from router_core.mesh.age import Base
-from router_core.mesh.bucket import Bucket
-from router_core.mesh.keys import key_of
-from router_core.mesh.liveness import Evidence
-from router_core.mesh.messages import HaveState
-from router_core.mesh.saved import Floor
+from router_core.mesh.links.bucket import Bucket
+from router_core.mesh.membership.liveness import Evidence
+from router_core.mesh.protocol.messages import HaveState
+from router_core.mesh.records.age import Base
+from router_core.mesh.records.keys import key_of
+from router_core.mesh.records.saved import Floor
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import DUE_MIN_MS, Header, Sealed, Sref, read_header, sref_of
 from router_core.record.membership import Liveness, Member, ViewChange

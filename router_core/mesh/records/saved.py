@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from router_core import limits
 from router_core.ids import Id16, MeshId
-from router_core.mesh.events import SavedKey
+from router_core.mesh.protocol.events import SavedKey
 from router_core.record import codec
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from router_core.mesh.events import LinkId
+from router_core.mesh.protocol.events import LinkId
 from router_core.sim.timeline import Timeline
 
 BUSY_BYTES: Final = 64 * 1024

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
-from router_core.mesh.bucket import Bucket
-from router_core.mesh.link import Link
-from router_core.mesh.messages import ByeCode
-from router_core.mesh.origin import Body, Origin
+from router_core.mesh.links.bucket import Bucket
+from router_core.mesh.links.link import Link
+from router_core.mesh.protocol.messages import ByeCode
+from router_core.mesh.records.origin import Body, Origin
 from router_core.record.codec import decode_leave, decode_static, decode_volatile
 from router_core.record.crypto import Verifier
 from router_core.record.envelope import Header, Sealed, read_header, verify

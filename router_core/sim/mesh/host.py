@@ -9,16 +9,16 @@ from random import Random
 from typing import Protocol
 
 from router_core.ids import Id16, MeshId
-from router_core.mesh import actions as act
-from router_core.mesh import events as ev
 from router_core.mesh.machine import Mesh
-from router_core.mesh.publish import Me
-from router_core.mesh.saved import read_saved
+from router_core.mesh.protocol import actions as act
+from router_core.mesh.protocol import events as ev
+from router_core.mesh.records.publisher import Me
+from router_core.mesh.records.saved import read_saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Address, HostLoad, Static, Volatile
-from router_core.sim.crypto import FakeCrypto
-from router_core.sim.net import Pipe
+from router_core.sim.mesh.crypto import FakeCrypto
+from router_core.sim.mesh.net import Pipe
 from router_core.sim.timeline import Timeline
 
 MakeMesh = Callable[..., Mesh]

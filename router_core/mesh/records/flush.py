@@ -6,10 +6,10 @@ It reads current records through ``Shelf`` and writes nothing but the link's own
 from random import Random
 from typing import Final, Protocol
 
-from router_core.mesh.actions import SendFrame
-from router_core.mesh.link import Link, Slot
-from router_core.mesh.messages import Heard, Recs, encode, pack
-from router_core.mesh.origin import Held
+from router_core.mesh.links.link import Link, Slot
+from router_core.mesh.protocol.actions import SendFrame
+from router_core.mesh.protocol.messages import Heard, Recs, encode, pack
+from router_core.mesh.records.origin import Held
 from router_core.policy.mesh import MeshPolicy
 
 _AGE_MOST: Final = 2**32 - 1

@@ -5,8 +5,8 @@ from enum import Enum
 from msgspec import Struct
 
 from router_core.ids import Id16
-from router_core.mesh.events import LinkId, SavedKey
-from router_core.mesh.messages import ByeCode
+from router_core.mesh.protocol.events import LinkId, SavedKey
+from router_core.mesh.protocol.messages import ByeCode
 from router_core.record.membership import ViewChange
 from router_core.record.state import Address
 

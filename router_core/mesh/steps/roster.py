@@ -5,10 +5,10 @@ decided elsewhere; here it is taken as given.
 """
 
 from router_core.ids import Id16, MeshId, mesh8_of
-from router_core.mesh import linkup
-from router_core.mesh.messages import ByeCode
-from router_core.mesh.origin import Origin
 from router_core.mesh.parts import Parts
+from router_core.mesh.protocol.messages import ByeCode
+from router_core.mesh.records.origin import Origin
+from router_core.mesh.steps import link_life
 from router_core.record.membership import Liveness, Member
 
 
@@ -38,7 +38,7 @@ def _remove(parts: Parts, origin: Origin, now: int) -> None:
     _forget(parts, origin)
     parts.receiver.removed[id16] = None
     for link in parts.links_to(id16):
-        linkup.drop(parts, link, ByeCode.REMOVED, now)
+        link_life.drop(parts, link, ByeCode.REMOVED, now)
     origin.enter(Liveness.REMOVED, now)
     parts.changed(origin, now, urgent=True)
 

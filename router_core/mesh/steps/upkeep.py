@@ -1,14 +1,14 @@
 """What time alone does: verdicts on silence, links that waited too long, pings, loneliness, files."""
 
 from router_core.ids import Id16
-from router_core.mesh import linkup
-from router_core.mesh.actions import Alarm, Persist
-from router_core.mesh.events import SavedKey
-from router_core.mesh.liveness import ALIVE, judge, stands_ms
-from router_core.mesh.messages import Ping
-from router_core.mesh.origin import Origin
+from router_core.mesh.membership.liveness import ALIVE, judge, stands_ms
 from router_core.mesh.parts import Parts
-from router_core.mesh.saved import Floor, encode_addresses, encode_floors
+from router_core.mesh.protocol.actions import Alarm, Persist
+from router_core.mesh.protocol.events import SavedKey
+from router_core.mesh.protocol.messages import Ping
+from router_core.mesh.records.origin import Origin
+from router_core.mesh.records.saved import Floor, encode_addresses, encode_floors
+from router_core.mesh.steps import link_life
 from router_core.record.membership import Liveness
 from router_core.record.stamp import ZERO
 from router_core.record.state import Kind
@@ -64,7 +64,7 @@ def tend_links(parts: Parts, now: int) -> None:
     for link in list(parts.links.values()):
         expiry = link.expired(now)
         if expiry is not None:
-            linkup.expired(parts, link, expiry, now)
+            link_life.expired(parts, link, expiry, now)
         elif link.wants_ping(now):
             nonce = parts.rng.getrandbits(32)
             link.ping(nonce, now)

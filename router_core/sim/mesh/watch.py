@@ -10,17 +10,17 @@ from msgspec import Struct
 
 from router_core.errors import PairmeshError
 from router_core.ids import Id16
-from router_core.mesh import events as ev
-from router_core.mesh import messages as msg
-from router_core.mesh.link import STATE_KINDS, Slot
-from router_core.mesh.origin import Held
+from router_core.mesh.links.link import STATE_KINDS, Slot
+from router_core.mesh.protocol import events as ev
+from router_core.mesh.protocol import messages as msg
+from router_core.mesh.records.origin import Held
 from router_core.record.envelope import Header, read_header
 from router_core.record.membership import Liveness, ViewChange
 from router_core.record.stamp import ZERO, Stamp
 from router_core.record.state import Kind
-from router_core.sim.crypto import Ledger
-from router_core.sim.host import Host
-from router_core.sim.net import Net
+from router_core.sim.mesh.crypto import Ledger
+from router_core.sim.mesh.host import Host
+from router_core.sim.mesh.net import Net
 
 SETTLE_MS: Final = 12_000
 LINK_PROVEN_MS: Final = 5_000

@@ -1,0 +1,1 @@
+"""Whom to dial, and what silence says about a member."""

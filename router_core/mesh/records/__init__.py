@@ -1,0 +1,1 @@
+"""Records of members: how they are received, held, published and sent on."""

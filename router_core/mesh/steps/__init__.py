@@ -1,0 +1,1 @@
+"""What the mesh machine does at each event, subject by subject."""

@@ -1,0 +1,1 @@
+"""Many mesh machines at virtual time, with faults, and what must hold of them."""
