@@ -293,7 +293,7 @@ def _member(member: MemberDoc) -> Finding:
         return (
             odd(
                 "members",
-                f"{said}; requests still go there, by state {seconds(member.age_ms / 1000) if member.age_ms is not None else 'of unknown age'}",
+                f"{said}; requests still go there, based on state {_old(member.age_ms)}",
             )
             if member.routable
             else bad("members", said)
