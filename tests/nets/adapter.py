@@ -51,12 +51,12 @@ from router_core.record.state import (
     Static,
     Volatile,
 )
-from router_core.sim.faults import FAULTS, plan
-from router_core.sim.report import RUN_MS, measure
+from router_core.sim.mesh.faults import FAULTS, plan
+from router_core.sim.mesh.report import RUN_MS, measure
+from router_core.sim.mesh.watch import Violation
+from router_core.sim.mesh.world import World
 from router_core.sim.trial import POLICIES as TRIED
 from router_core.sim.trial import play
-from router_core.sim.watch import Violation
-from router_core.sim.world import World
 from router_core.view.fold import empty, fold
 from scripts.shared_data import built_in
 from scripts.simulate_placement import read_scenario, shipped, sized
