@@ -23,6 +23,14 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def above_0(text: str) -> float:
+    """Reads a number; argparse tells of one that is none or not above 0."""
+    number = float(text)
+    if not 0.0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
 def add_playing(parser: argparse.ArgumentParser) -> None:
     """How scenarios are played and told, whatever for."""
     parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes")

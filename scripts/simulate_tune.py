@@ -1,4 +1,9 @@
-"""The verb ``tune`` of the simulator: a sensitivity table of the placement policy, and what held-out traces say of it."""
+"""The verb ``tune`` of the simulator: what halving and doubling each number of the placement policy does, and what
+held-out traces say of the better ones.
+
+A line tells the cost of one try as a ratio to the shipped policy's, with its 95 % interval, and the ratios of single
+figures; those that chance does not explain are marked with a star. Figures of all seeds are compared pair by pair.
+"""
 
 import argparse
 import json
@@ -15,7 +20,7 @@ from router_core.sim import tuning
 from router_core.sim.scenario import Scenario
 from router_core.sim.trial import Result, play
 from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
-from scripts.simulate_arguments import add_playing, at_least
+from scripts.simulate_arguments import above_0, add_playing, at_least
 from scripts.simulate_placement import named, shared_folder, supply_of
 
 SCENARIOS = ("herd", "multi-model", "skew")
@@ -38,6 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=at_least(1), default=REQUESTS, help=f"requests of each run ({REQUESTS})"
     )
+    parser.add_argument(
+        "--load", type=above_0, help="share of the capacity that is asked for (the scenario's first)"
+    )
+    parser.add_argument(
+        "--part",
+        choices=[part.value for part in Part],
+        default=Part.TRAINING.value,
+        help="half of the traces, and seeds, to play",
+    )
     add_playing(parser)
 
 
@@ -48,14 +62,14 @@ def main(args: argparse.Namespace) -> int:
         scenarios = list(named(args.scenarios, args.requests).values())
         tries = [SHIPPED, *wanted(args.knobs)]
         began = time.monotonic()
-        trained = played(scenarios, tries, {}, Part.TRAINING, args, folder)
-        found = tuning.effects(trained)
-        taken = tuning.better(found)
+        part = Part(args.part)
+        found = tuning.effects(played(scenarios, tries, {}, part, args, folder))
+        taken = tuning.better(found) if part is Part.TRAINING else {}
         judged = judge(scenarios, taken, args, folder) if taken else []
     except LocalMisuse as wrong:
         print(wrong, file=sys.stderr)
         return 2
-    show(found, taken, judged, args.json)
+    show(found, taken, judged, part, args.json)
     if not args.json:
         print(f"{args.seeds} seeds of {args.requests} requests, {time.monotonic() - began:.0f} s")
     return 0
@@ -71,12 +85,11 @@ def judge(
 
 def wanted(names: str | None) -> list[Try]:
     """The tries of the knobs that were named. Raises LocalMisuse on an unknown one."""
-    known = {knob.path: knob for knob in KNOBS}
-    paths = [name.strip() for name in names.split(",")] if names else list(known)
+    paths = [name.strip() for name in names.split(",")] if names else KNOBS
     for path in paths:
-        if path not in known:
-            raise LocalMisuse(f"knob {path!r} is unknown, there are {', '.join(known)}")
-    return [Try(path=path, value=value) for path in paths for value in known[path].values]
+        if path not in KNOBS:
+            raise LocalMisuse(f"knob {path!r} is unknown, there are {', '.join(KNOBS)}")
+    return [tried for path in paths for tried in tuning.halved_and_doubled(PlacementPolicy(), path)]
 
 
 def played(
@@ -87,12 +100,12 @@ def played(
     args: argparse.Namespace,
     folder: Path | None,
 ) -> dict[Try, list[Result]]:
-    """Every try on every scenario at its first load, by try."""
+    """Every try on every scenario, by try; at the load that is told, else at the scenario's first."""
     work: list[tuple[Try, Run]] = []
     for tried in tries:
         values = combined.get(tried) or ({} if tried.path is None else {tried.path: tried.value})
         work += [
-            (tried, (scenario, scenario.load.rhos[0], seed, part, values))
+            (tried, (scenario, args.load or scenario.load.rhos[0], seed, part, values))
             for scenario in scenarios
             for seed in seeds_of(part, args.seeds)
         ]
@@ -121,16 +134,20 @@ def _play(item: tuple[Run, Path | None]) -> Result:
 
 
 def show(
-    found: Iterable[Effect], taken: Mapping[str, float], judged: Iterable[Effect], as_json: bool
+    found: Iterable[Effect],
+    taken: Mapping[str, float],
+    judged: Iterable[Effect],
+    part: Part,
+    as_json: bool,
 ) -> None:
-    """The table of training, what it would take over, and how that fares on what is held out."""
+    """The table, on the training part what it would take over, and how that fares on what is held out."""
     policy = PlacementPolicy()
     for effect in found:
         path = effect.tried.path
         assert path is not None
         shipped = tuning.value_of(policy, path)
-        line(f"{path} {shipped:g} -> {effect.tried.value:g}", effect, as_json, Part.TRAINING)
-    if not as_json:
+        line(f"{path} {shipped:g} -> {effect.tried.value:g}", effect, as_json, part)
+    if not as_json and part is Part.TRAINING:
         told = ", ".join(f"{path} = {value:g}" for path, value in taken.items())
         print(f"surely better on the training part: {told or 'nothing'}")
     for effect in judged:
@@ -143,7 +160,23 @@ def line(name: str, effect: Effect, as_json: bool, part: Part) -> None:
     verdict = {-1: "better", 0: "", 1: "worse"}[tuning.surely(effect.change)]
     if as_json:
         told = {"name": name, "scenario": effect.scenario, "part": part.value, "value": round(ratio, 4)}
-        print(json.dumps(told | {"unit": "cost / shipped", "interval": half, "verdict": verdict}))
+        figures = {figure: round(math.exp(change.value), 4) for figure, change in effect.figures.items()}
+        print(
+            json.dumps(
+                told | {"unit": "cost / shipped", "interval": half, "verdict": verdict, "figures": figures}
+            )
+        )
+        return
+    head = f"{name:28} {effect.scenario:12} {part.value:9}"
+    if effect.same:
+        print(f"{head} same")
         return
     interval = "" if half is None else f" ± {half:.3f}"
-    print(f"{name:34} {effect.scenario:12} {part.value:9} {ratio:.3f}{interval} {verdict}".rstrip())
+    print(f"{head} {ratio:.3f}{interval:8} {verdict:7} {_figures(effect)}")
+
+
+def _figures(effect: Effect) -> str:
+    return "  ".join(
+        f"{figure} {math.exp(change.value):.2f}{'*' if tuning.surely(change) else ' '}"
+        for figure, change in effect.figures.items()
+    ).rstrip()

@@ -18,7 +18,7 @@ from router_core.sim.fleet_world import Ask, FleetWorld
 
 class Attempt(Struct, kw_only=True):
     """Where a request was sent, what is booked for it, and what was seen. Times are ms; those of computing are read as
-    ``misread`` times as short as they were."""
+    ``misread`` times as short as they were; ``untold``: the engine tells no numbers of tokens."""
 
     number: int
     choice: Choice
@@ -29,6 +29,7 @@ class Attempt(Struct, kw_only=True):
     ticket: int | None = None
     first_ms: int | None = None
     misread: float = 1.0
+    untold: bool = False
 
 
 def learn(world: FleetWorld, ask: Ask, attempt: Attempt, result: Result) -> None:
@@ -69,6 +70,8 @@ def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Re
     else:
         warm_ms = 1000.0 * (choice.est.wait + choice.est.net + job.computed * row.prefill_s_per_token)
         load_ms = max(0.0, until_first_ms - warm_ms)
+    if attempt.untold:
+        return replace(told, ttft_ms=ttft_ms, load_ms=load_ms)
     return replace(
         told,
         prompt_tokens=job.computed,

@@ -56,7 +56,8 @@ _DISPATCH_MS = 30_000.0
 
 class NodeSpec(Struct, frozen=True, gc=False, kw_only=True):
     """A host of a scenario. ``warm`` are the models in memory at the start, ``max_queue`` what it lets wait; it claims to
-    be ``boast`` times as fast as it is, and all who measure it take it for ``misread`` times as fast."""
+    be ``boast`` times as fast as it is, and all who measure it take it for ``misread`` times as fast. ``untold``: its engine
+    tells no numbers of tokens."""
 
     name: str
     engine: EngineSpec
@@ -64,6 +65,7 @@ class NodeSpec(Struct, frozen=True, gc=False, kw_only=True):
     warm: tuple[str, ...] = ()
     boast: float = 1.0
     misread: float = 1.0
+    untold: bool = False
 
 
 class SimNode:

@@ -172,6 +172,7 @@ class _Flight:
             sent_ms=world.now,
             place=place,
             misread=world.nodes[place].spec.misread,
+            untold=world.nodes[place].spec.untold,
         )
         router.node.dispatched(choice.prefill_s + choice.decode_s, world.now)
         router.breakers.dispatched(choice.endpoint, world.now)

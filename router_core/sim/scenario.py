@@ -74,7 +74,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``chunk_tokens`` are those of every engine. ``warmup`` is the
     share of requests that is played but not measured, ``frozen`` names hosts whose engine accepts requests and stays
     silent from the first measured one on, ``liars`` those that claim to be ``boast`` times as fast as they are. Speeds are
-    measured wrong by ``misread``, too high on the first host, too low on the next, and so on."""
+    measured wrong by ``misread``, too high on the first host, too low on the next, and so on. ``untold``: no engine
+    tells how many tokens a prompt or an answer had, so that nobody learns how long they are."""
 
     name: Name
     note: str = ""
@@ -95,6 +96,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     liars: tuple[str, ...] = ()
     boast: Above0 = 10.0
     misread: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    untold: bool = False
 
     @property
     def shares(self) -> dict[str, float]:
@@ -143,6 +145,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             warm=tuple(warm),
             boast=self.boast if line.name in self.liars else 1.0,
             misread=1.0 + (self.misread if index % 2 == 0 else -self.misread),
+            untold=self.untold,
         )
 
 

@@ -5,7 +5,7 @@ training part of the traces is judged on the held-out part. Refuses to run and t
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
@@ -28,33 +28,29 @@ class Part(Enum):
     HELD_OUT = "held-out"
 
 
-class Knob(Struct, frozen=True, kw_only=True):
-    """One number of the policy by its dotted name, and the values to try instead of the shipped one."""
-
-    path: str
-    values: tuple[float, ...]
-
-
-KNOBS: tuple[Knob, ...] = (
-    Knob(path="weights.slo", values=(0.25, 1.0)),
-    Knob(path="weights.memory", values=(0.1, 0.4)),
-    Knob(path="weights.switch", values=(0.05, 0.3)),
-    Knob(path="weights.speed", values=(0.5, 0.75)),
-    Knob(path="wait_doubt", values=(0.02, 0.15)),
-    Knob(path="wait_doubt_each", values=(0.15, 0.6)),
-    Knob(path="wait_by_size", values=(1.0, 6.0)),
-    Knob(path="decode_share", values=(0.05, 0.2)),
-    Knob(path="herd_share", values=(0.0, 0.3)),
-    Knob(path="ahead_least", values=(0.0, 0.6)),
-    Knob(path="veto_above", values=(0.95, 1.0)),
-    Knob(path="pareto_eps", values=(0.01, 0.05)),
-    Knob(path="tie_fixed", values=(0.0, 0.03)),
-    Knob(path="tie_per_period", values=(0.0, 0.06)),
-    Knob(path="herd_floor", values=(2.0, 3.0)),
-    Knob(path="herd_cap", values=(4.0, 16.0)),
-    Knob(path="debt_scale_s", values=(10.0, 40.0)),
-    Knob(path="debt_horizon_s", values=(300.0, 1200.0)),
+KNOBS: tuple[str, ...] = (
+    "weights.slo",
+    "weights.memory",
+    "weights.switch",
+    "weights.speed",
+    "wait_doubt",
+    "wait_doubt_each",
+    "wait_by_size",
+    "decode_share",
+    "cost_least_s",
+    "herd_share",
+    "ahead_least",
+    "patient_after",
+    "veto_above",
+    "pareto_eps",
+    "tie_fixed",
+    "tie_per_period",
+    "herd_floor",
+    "herd_cap",
+    "debt_scale_s",
+    "debt_horizon_s",
 )
+"""Numbers of the policy that are tried, by their dotted names."""
 
 
 class Try(Struct, frozen=True, kw_only=True):
@@ -68,11 +64,14 @@ SHIPPED = Try(path=None)
 
 
 class Effect(Struct, frozen=True, kw_only=True):
-    """What a try did in one scenario: the relative change of its cost, mean over seeds with half its 95 % interval."""
+    """What a try did in one scenario: the change of the logarithm of its cost, and of some figures, mean over seeds with
+    half its 95 % interval. ``same``: not one run differed."""
 
     tried: Try
     scenario: str
     change: Mean
+    figures: dict[str, Mean] = {}
+    same: bool = False
 
 
 def value_of(policy: PlacementPolicy, path: str) -> float:
@@ -97,6 +96,19 @@ def changed(policy: PlacementPolicy, values: Mapping[str, float]) -> PlacementPo
     return policy
 
 
+def halved_and_doubled(policy: PlacementPolicy, path: str) -> list[Try]:
+    """The tries of one number: half and twice of what is shipped, as far as the policy allows them."""
+    shipped = value_of(policy, path)
+    tries = []
+    for value in (shipped / 2, 2 * shipped):
+        try:
+            changed(policy, {path: value})
+        except LocalMisuse:
+            continue
+        tries.append(Try(path=path, value=value))
+    return tries
+
+
 def part_of(supply: Supply, part: Part) -> Supply:
     """The requests of one part; measurements belong to both."""
     second = part is Part.HELD_OUT
@@ -107,30 +119,49 @@ def part_of(supply: Supply, part: Part) -> Supply:
     return Supply(lengths=halves, clients=supply.clients[int(second) :: 2], measured=supply.measured)
 
 
+FIGURES: Mapping[str, Callable[[Result], float]] = {
+    "p50": lambda one: math.log(one.ttft_p50),
+    "p95": lambda one: math.log(one.ttft_p95),
+    "whole p95": lambda one: math.log(one.total_p95),
+    "misses": lambda one: math.log(_SLO_FLOOR + one.slo_misses),
+    "loads": lambda one: math.log(_LOADS_FLOOR + one.cold_loads),
+}
+"""What is told of a try beside its cost: logarithms, so that differences are ratios."""
+
+
 def cost(result: Result) -> float:
     """What the gates are made of, in one number: ln of the geometric mean of TTFT p95, SLO misses and cold loads.
 
     1 % of misses and 10 loads are added, so that next to nothing is not infinitely better than nothing.
     """
-    return (
-        math.log(result.ttft_p95)
-        + math.log(_SLO_FLOOR + result.slo_misses)
-        + math.log(_LOADS_FLOOR + result.cold_loads)
-    ) / 3.0
+    return sum(FIGURES[name](result) for name in ("p95", "misses", "loads")) / 3.0
 
 
 def effects(results: Mapping[Try, Sequence[Result]]) -> list[Effect]:
     """Every try against ``SHIPPED``, by scenario. Results of one scenario and seed are compared with each other."""
-    base = {(one.scenario, one.rho, one.seed): cost(one) for one in results[SHIPPED]}
+    base = {(one.scenario, one.rho, one.seed): one for one in results[SHIPPED]}
     found = []
     for tried, played in results.items():
         if tried == SHIPPED:
             continue
-        gaps: dict[str, list[float]] = {}
+        pairs: dict[str, list[tuple[Result, Result]]] = {}
         for one in played:
-            gaps.setdefault(one.scenario, []).append(cost(one) - base[one.scenario, one.rho, one.seed])
-        found += [Effect(tried=tried, scenario=name, change=mean_of(values)) for name, values in gaps.items()]
+            pairs.setdefault(one.scenario, []).append((base[one.scenario, one.rho, one.seed], one))
+        found += [
+            Effect(
+                tried=tried,
+                scenario=name,
+                change=_change(cost, both),
+                figures={figure: _change(measure, both) for figure, measure in FIGURES.items()},
+                same=all(before == after for before, after in both),
+            )
+            for name, both in pairs.items()
+        ]
     return found
+
+
+def _change(measure: Callable[[Result], float], pairs: Iterable[tuple[Result, Result]]) -> Mean:
+    return mean_of([measure(after) - measure(before) for before, after in pairs])
 
 
 def better(found: Iterable[Effect]) -> dict[str, float]:

@@ -23,11 +23,19 @@ def an_effect(value: float, half: float | None, tried: Try = SLOWER, scenario: s
     return Effect(tried=tried, scenario=scenario, change=Mean(value=value, half=half, n=4))
 
 
-def test_every_knob_is_a_number_of_the_policy_and_tries_another_value() -> None:
-    for knob in KNOBS:
-        for value in knob.values:
-            other = tuning.changed(SHIPS, {knob.path: value})
-            assert tuning.value_of(other, knob.path) == value != tuning.value_of(SHIPS, knob.path)
+def test_every_knob_is_a_number_of_the_policy_and_tries_half_or_twice_of_it() -> None:
+    for path in KNOBS:
+        shipped = tuning.value_of(SHIPS, path)
+        tries = tuning.halved_and_doubled(SHIPS, path)
+        assert tries
+        for tried in tries:
+            assert tried.path == path
+            assert tried.value in (shipped / 2, 2 * shipped)
+            assert tuning.value_of(tuning.changed(SHIPS, {path: tried.value}), path) == tried.value
+
+
+def test_a_try_that_the_policy_does_not_allow_is_left_out() -> None:
+    assert [tried.value for tried in tuning.halved_and_doubled(SHIPS, "weights.speed")] == [0.5]
 
 
 @pytest.mark.parametrize("path", ["weights", "weights.luck", "luck", "name", "tie_fixed.more"])
@@ -73,7 +81,10 @@ def test_what_was_chosen_is_judged_on_requests_that_nothing_was_chosen_on() -> N
     assert not train & held
 
 
-@pytest.mark.parametrize("wrong", ["--seeds=0", "--seeds=1000", "--requests=0"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["--seeds=0", "--seeds=1000", "--requests=0", "--load=0", "--load=-1", "--load=inf", "--load=nan"],
+)
 def test_as_many_seeds_as_would_be_those_of_the_other_part_are_a_wrong_request(wrong: str) -> None:
     with pytest.raises(SystemExit):
         told(wrong)
@@ -87,6 +98,17 @@ def test_equal_runs_have_no_effect_and_runs_are_compared_by_scenario_and_seed() 
     (effect,) = tuning.effects({SHIPPED: shipped, SLOWER: dearer})
     assert effect.change.value == pytest.approx(0.693, abs=0.001), "ln of the third root of 8"
     assert tuning.surely(effect.change) == 1
+
+
+def test_a_try_tells_each_figure_and_whether_any_run_differed() -> None:
+    shipped = [a_result(seed=seed) for seed in (1, 2, 3)]
+    (effect,) = tuning.effects({SHIPPED: shipped, SLOWER: shipped})
+    assert effect.same
+    later = [replace(one, total_p95=2 * one.total_p95) for one in shipped]
+    (effect,) = tuning.effects({SHIPPED: shipped, SLOWER: later})
+    assert not effect.same
+    assert effect.change.value == 0.0, "whole answers are no part of the cost"
+    assert effect.figures["whole p95"].value == pytest.approx(0.693, abs=0.001)
 
 
 def test_only_what_is_surely_better_somewhere_and_surely_worse_nowhere_is_taken_over() -> None:
@@ -107,6 +129,19 @@ def test_the_verb_prints_each_try_and_what_it_would_take_over(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["tie_fixed", "tie_fixed"]
     assert lines[2].startswith("surely better on the training part:")
+
+
+def test_the_held_out_part_can_be_played_at_a_load_and_chooses_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "simulate tune herd --knobs tie_fixed --seeds 1 --requests 40 --part held-out --load 0.5 --built-in --jobs 1"
+    monkeypatch.setattr("sys.argv", words.split())
+    assert simulate.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:6] for line in lines[:2]] == [
+        ["tie_fixed", "0.01", "->", value, "herd", "held-out"] for value in ("0.005", "0.02")
+    ]
+    assert lines[2].startswith("1 seeds")
 
 
 def test_an_unknown_knob_is_named(

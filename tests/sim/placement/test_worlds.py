@@ -224,6 +224,16 @@ def test_speeds_that_are_measured_wrong_stay_wrong_however_often_they_are_measur
             assert (taken_for > 1.0) is (wrong > 1.0)
 
 
+@pytest.mark.parametrize("untold", [False, True])
+def test_how_long_answers_are_is_learned_from_engines_that_tell_it_alone(untold: bool) -> None:
+    scenario = replace(small("herd", 60), untold=untold)
+    specs = scenario.specs(SUPPLY.measured)
+    world = FleetWorld(specs, scenario.wire, 1)
+    world.run(requests_of(scenario, specs, 0.7, 1, SUPPLY), Routed(world, [decide] * len(specs)).start)
+    learned = [router.profiles.output_tokens("chat", "interactive") for router in world.routers]
+    assert any(learned) is not untold
+
+
 def test_every_shipped_scenario_is_one() -> None:
     names = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
     assert {"herd", "multi-model", "frozen"} <= set(names)
