@@ -29,6 +29,8 @@ SURFACE: Final = FOLDER / "surface.txt"
 _WORDS: Final = Path(__file__).with_name("reference_words.toml")
 _MADE: Final = "<!-- made by scripts/docs from the code: change that, then run scripts/docs -->\n\n"
 
+_CURES: Final = "../howto/troubleshooting.md"
+
 Words = Mapping[str, Any]
 
 
@@ -191,7 +193,11 @@ def _floor(name: str) -> str:
 
 def _codes(said: Words) -> str:
     errors = sorted(CODES.items(), key=lambda entry: (entry[1][0], entry[0]))
-    own = [(str(status), f"`{name}`", text) for name, (status, text) in errors if name not in OF_PEERS]
+    own = [
+        (str(status), f"[`{name}`]({_CURES}#{name})", text)
+        for name, (status, text) in errors
+        if name not in OF_PEERS
+    ]
     peers = [(str(status), f"`{name}`", text) for name, (status, text) in errors if name in OF_PEERS]
     refusals = [
         (f"`{each.value}`", str(each.order or "-"), str(each.status)) for each in Reason if each.status != 200

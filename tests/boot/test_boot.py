@@ -1,4 +1,4 @@
-"""The shipped unit under a systemd that booted, installed as the README says: what no other test can show.
+"""The shipped unit under a systemd that booted, installed as the pages say: what no other test can show.
 
 One container runs what this tree is, another one the commit before, upgraded. Neither reaches any network.
 """
@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.boot, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = "pairmesh.service"
-INSTALL, UPGRADE, REMOVE, REMOVE_REST = range(4)
-README = (ROOT / "README.md").read_text()
+INSTALL, UPGRADE = ("install", 0), ("upgrade", 0)
+REMOVE, REMOVE_REST = ("uninstall", 1), ("uninstall", 2)
+"""Blocks of commands: the page that has them, and which of its blocks they are."""
 SUPPORT = "/mnt/boot"
 NAMED = ("env", "RUNTIME_DIRECTORY=/run/pairmesh", "/opt/pairmesh/bin/pairmesh")
 """A command line that need not find the service by itself, as an older one may not."""
@@ -34,10 +35,10 @@ OWN_PORTS = {"api": 21_433, "mesh": 17_433, "ingress": 17_434, "admin": 17_435}
 STRICT = "[Service]\nSystemCallErrorNumber=kill\n"
 
 
-def commands(number: int) -> str:
-    """A block of commands of the README's section about installing: install, upgrade, remove, remove the rest."""
-    section = README.split("### Install on a GPU host\n")[1].split("\n### ")[0]
-    return str(re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[number])
+def commands(block: tuple[str, int]) -> str:
+    page, number = block
+    text = (ROOT / f"docs/howto/{page}.md").read_text()
+    return str(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[number])
 
 
 def shell(container: Container, script: str, folder: str) -> "subprocess.CompletedProcess[str]":
@@ -105,7 +106,7 @@ def start_own(container: Container) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """A machine with the service as the README installs it, and two users of whom one is in its group."""
+    """A machine with the service as the pages install it, and two users of whom one is in its group."""
     base = tmp_path_factory.mktemp("boot")
     for container in open_or_say(a_container(base / "new", checkout(base / "src"))):
         shell(container, commands(INSTALL), "/src")
@@ -427,7 +428,7 @@ getent group pairmesh | cut -d: -f1
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
-    """The commit before installed, used, upgraded to this tree, and removed, all as the README says."""
+    """The commit before installed, used, upgraded to this tree, and removed, all as the pages say."""
     base = tmp_path_factory.mktemp("boot")
     before = commit_before(base / "before")
     if before is None:
