@@ -13,8 +13,6 @@ from agent.observe.journal import Journal
 from agent.settings.policy import PolicyRead, load_policy
 from agent.store.folders import RefuseToStart
 from router_core.errors import LocalMisuse
-from router_core.exchange.breaker import Breakers
-from router_core.exchange.lateness import Lateness
 from router_core.ids import id8_of
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Fleet, Live
@@ -29,6 +27,8 @@ from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Member
+from router_core.router.breaker import Breakers
+from router_core.router.lateness import Lateness
 from router_core.view.fold import empty
 
 

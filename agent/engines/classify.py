@@ -8,7 +8,7 @@ import re
 from typing import Final, NamedTuple
 
 from agent.settings.manifest import EngineKind
-from router_core.exchange.failure import FailureClass
+from router_core.router.failure import FailureClass
 
 PREFIX = 512
 """Bytes of the body that are looked at."""

@@ -9,8 +9,8 @@ from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.relay.ports import AttemptReport
 from router_core.exchange.events import Result
-from router_core.exchange.failure import FailureClass
 from router_core.profile.concurrency import ConcurrencyLimit
+from router_core.router.failure import FailureClass
 
 
 class OwnLimits:

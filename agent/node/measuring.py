@@ -4,12 +4,12 @@ held bytes."""
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.observe.metrics import Family, gauge_family
-from router_core.exchange.breaker import Breakers, BreakerState
 from router_core.placement.fleet import Fleet
 from router_core.placement.hold import Hold
 from router_core.placement.ledger import Ledger
 from router_core.placement.request import RequestClass
 from router_core.placement.rows import Row
+from router_core.router.breaker import Breakers, BreakerState
 
 _ENDPOINT = ("endpoint", "node", "name")
 """Nodes may share a name; the series of an endpoint is that of its node's id."""

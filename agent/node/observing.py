@@ -23,8 +23,8 @@ from agent.observe.log import Log
 from agent.observe.metrics import Family
 from agent.relay.ports import AccessLine, AttemptReport
 from router_core.exchange.events import Result
-from router_core.exchange.failure import Cause, FailureClass
 from router_core.placement.reasons import Reason
+from router_core.router.failure import Cause, FailureClass
 
 SETTLE_S: Final = 0.002
 WAITING_MOST: Final = 256

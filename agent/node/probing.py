@@ -13,10 +13,10 @@ from agent.node.reach import Reach
 from agent.node.targets import NodeTargets
 from agent.relay.places import place_of_peer
 from agent.relay.pool import ConnectFailed, Pool
-from router_core.exchange.failure import Cause
 from router_core.ids import Id16, NodeId
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Role
+from router_core.router.failure import Cause
 
 TICK_S: Final = 1.0
 AGAIN_MS: Final = 5_000

@@ -12,8 +12,8 @@ from typing import Final
 
 from agent.effects.clock import Clock
 from agent.mesh.addresses import Endpoint
-from router_core.exchange.failure import Cause
 from router_core.ids import Id16, NodeId, id16_of, id32_of
+from router_core.router.failure import Cause
 
 FAILED_MS: Final = 60_000
 """How long an address that failed comes after the others."""

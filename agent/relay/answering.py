@@ -13,7 +13,7 @@ from agent.relay.parcel import Parcel
 from agent.relay.ports import AccessLine, Asked, Routed, Turned
 from agent.relay.wiring import Voice
 from router_core.exchange import events as ev
-from router_core.exchange.failure import Cause
+from router_core.router.failure import Cause
 
 _CLIENT_CLOSED = 499
 

@@ -23,12 +23,12 @@ from agent.relay.upstream import AnswerHead, UpstreamConnection
 from agent.relay.vital import Vital, Watch
 from agent.relay.wiring import Voice, Wiring, tell_breakers
 from router_core.exchange import events as ev
-from router_core.exchange.failure import Cause, FailureClass, is_overloaded
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.exchange.patience import silence_limit_ms
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
+from router_core.router.failure import Cause, FailureClass, is_overloaded
+from router_core.router.patience import silence_limit_ms
 
 LOOK_EVERY_MS = 500.0
 """How often it is looked whether an attempt without a sign of life could go elsewhere."""

@@ -28,13 +28,13 @@ from agent.relay.route import encode_state, parse_route
 from agent.relay.wiring import Wiring
 from router_core import limits
 from router_core.exchange.events import Reply
-from router_core.exchange.failure import Cause
 from router_core.ids import id8_of
 from router_core.placement.local import LocalWork
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
+from router_core.router.failure import Cause
 
 
 class Call:

@@ -17,7 +17,7 @@ from agent.relay.accept import keep_small, keep_watch
 from agent.relay.ports import Admits
 from agent.relay.upstream import Options, Target, UpstreamConnection
 from router_core import limits
-from router_core.exchange.failure import Cause
+from router_core.router.failure import Cause
 
 
 class ConnectFailed(Exception):

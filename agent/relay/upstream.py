@@ -20,7 +20,7 @@ from agent.relay.headers import BODYLESS, Headers
 from agent.relay.ports import Admits
 from agent.relay.repeats import Repeats
 from router_core import limits
-from router_core.exchange.failure import Cause
+from router_core.router.failure import Cause
 
 _CHUNK = 256 * limits.KIB
 _JOINED = 64 * limits.KIB

@@ -7,7 +7,7 @@ from agent.relay.headers import Headers, lines_of, own_header, own_line
 from agent.relay.lists import JSON
 from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
-from router_core.exchange.failure import Cause
+from router_core.router.failure import Cause
 
 API_SIDE = "api"
 """The side of the listener that clients reach, whose requests are placed here; what peers send in was placed by them."""

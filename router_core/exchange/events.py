@@ -4,8 +4,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-from router_core.exchange.failure import Cause, FailureClass
 from router_core.placement.request import Endpoint
+from router_core.router.failure import Cause, FailureClass
 
 
 class Target(Struct, frozen=True, gc=False, kw_only=True):

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from enum import Enum
 
 from router_core.exchange import events as ev
-from router_core.exchange.failure import (
+from router_core.placement.request import Endpoint
+from router_core.policy.exchange import ExchangePolicy, Hedge
+from router_core.router.failure import (
     OWN,
     UNBEGUN,
     Cause,
@@ -22,8 +24,6 @@ from router_core.exchange.failure import (
     is_server_error,
     judge,
 )
-from router_core.placement.request import Endpoint
-from router_core.policy.exchange import ExchangePolicy, Hedge
 
 
 class State(Enum):

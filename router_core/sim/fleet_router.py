@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from random import Random
 from typing import Protocol
 
-from router_core.exchange.breaker import Breakers
-from router_core.exchange.lateness import Lateness
 from router_core.ids import Id16, id8_of
 from router_core.placement.fleet import Fleet, Live, fold_fleet
 from router_core.placement.hold import Hold
@@ -21,6 +19,8 @@ from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Member, ViewChange
+from router_core.router.breaker import Breakers
+from router_core.router.lateness import Lateness
 from router_core.sim.fleet_node import SimNode
 from router_core.sim.timeline import Timeline
 from router_core.view.cluster import NodeView

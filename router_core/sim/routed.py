@@ -13,9 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from router_core.exchange import events as ev
-from router_core.exchange.failure import Cause
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.exchange.patience import overdue_ms
 from router_core.ids import id8_of
 from router_core.placement.decision import Decision, HoldTerms
 from router_core.placement.eligibility import targets_of
@@ -28,6 +26,8 @@ from router_core.policy.placement import PlacementPolicy
 from router_core.profile.outcome import Result
 from router_core.record.membership import Liveness
 from router_core.record.state import Capability, Dialect
+from router_core.router.failure import Cause
+from router_core.router.patience import overdue_ms
 from router_core.sim.arrivals import TALK_BLOCK
 from router_core.sim.attempt import Attempt, learn
 from router_core.sim.engine import Job

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.engines.classify import PREFIX, RULES, classify
 from agent.settings.manifest import EngineKind
-from router_core.exchange.failure import FailureClass as F
+from router_core.router.failure import FailureClass as F
 from tests.support.fakes.replay import Sample
 
 

@@ -14,8 +14,8 @@ from agent.engines.contract import Finish, Health, LoadSource, Marks, Residency,
 from agent.engines.monitor import Cadence
 from agent.engines.timings import HEAD_BYTES, TAIL_BYTES, read_timings
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
-from router_core.exchange.failure import FailureClass
 from router_core.record.state import Capability, Dialect, LoadPolicy
+from router_core.router.failure import FailureClass
 from tests.agent.engines.conftest import StartLlama
 from tests.support.engine_setup import Watched, manifest
 from tests.support.llama import LlamaServer, router, single

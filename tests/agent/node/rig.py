@@ -31,10 +31,7 @@ from agent.relay.dialects.facts import Facts
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.store.profiles import ProfileStore
-from router_core.exchange.breaker import Breakers
 from router_core.exchange.events import Outcome, Result
-from router_core.exchange.failure import Cause, FailureClass
-from router_core.exchange.lateness import Lateness
 from router_core.ids import Id16, Id32, MeshId, NodeName, id8_of, id16_of, node_id_of
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
@@ -50,6 +47,9 @@ from router_core.pressure.samples import Sampled, measured
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import Dialect, Flag, ResourceLevel, Role, Static, Volatile
+from router_core.router.breaker import Breakers
+from router_core.router.failure import Cause, FailureClass
+from router_core.router.lateness import Lateness
 from router_core.view.fold import empty
 from tests.support.host_samples import host
 

@@ -11,9 +11,9 @@ from agent.effects.tasks import Tasks
 from agent.node.probing import AGAIN_MS, Probing
 from agent.relay.pool import ConnectFailed
 from agent.relay.upstream import Options, Target
-from router_core.exchange.failure import Cause
 from router_core.record.membership import Liveness
 from router_core.record.state import Role
+from router_core.router.failure import Cause
 from tests.agent.node.rig import a_member, an_endpoint, id16
 from tests.agent.node.test_targets import BETA, TWO, Hand
 

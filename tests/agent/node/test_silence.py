@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from agent.relay.wiring import sweep_lateness, watch_lateness
-from router_core.exchange.patience import silence_limit_ms
+from router_core.router.patience import silence_limit_ms
 from tests.agent.node.rig import World, an_endpoint, key_of
 from tests.agent.relay.client import Client, post
 from tests.agent.relay.rig import at, running

@@ -16,10 +16,10 @@ from agent.node.reach import FAILED_MS, Reach
 from agent.node.targets import CONNECTIONS_MOST, NodeTargets
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.settings.values import PeerHint
-from router_core.exchange.failure import Cause, FailureClass
 from router_core.ids import Id16, NodeName, node_id_of
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Address
+from router_core.router.failure import Cause, FailureClass
 from tests.agent.node.rig import MESH, HandClock, World, a_member, an_endpoint, an_owned, id32
 
 BETA = node_id_of(id32("beta"))

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.relay.ports import Turned
-from router_core.exchange.breaker import BreakerState
 from router_core.record.membership import Liveness
 from router_core.record.state import (
     Dispatch,
@@ -26,6 +25,7 @@ from router_core.record.state import (
     Static,
     Volatile,
 )
+from router_core.router.breaker import BreakerState
 from tests.agent.node.rig import World, a_member, an_endpoint, id16, key_of
 
 U8, U16, U32 = st.integers(0, 0xFF), st.integers(0, 0xFFFF), st.integers(0, 0xFFFF_FFFF)

@@ -37,9 +37,6 @@ from agent.relay.ports import (
     Turned,
 )
 from agent.relay.wiring import Hands, Wiring
-from router_core.exchange.breaker import Breakers
-from router_core.exchange.failure import FailureClass
-from router_core.exchange.lateness import Lateness
 from router_core.ids import NodeId
 from router_core.placement.hold import Hold, Waiting
 from router_core.placement.holding import Holding
@@ -48,6 +45,9 @@ from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
+from router_core.router.breaker import Breakers
+from router_core.router.failure import FailureClass
+from router_core.router.lateness import Lateness
 from router_core.view.cluster import NodeView
 
 

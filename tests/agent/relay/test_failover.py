@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from router_core.exchange.failure import Cause
+from router_core.router.failure import Cause
 from tests.agent.relay.client import BODY, Client, Heard, ask, post
 from tests.agent.relay.rig import Local, at, running
 from tests.support.ports import HeldPort

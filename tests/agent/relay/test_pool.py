@@ -12,7 +12,7 @@ import pytest
 from agent.relay.pool import ConnectFailed, Pool
 from agent.relay.upstream import Options, Target
 from router_core import limits
-from router_core.exchange.failure import OWN, Cause
+from router_core.router.failure import OWN, Cause
 from tests.support.until import until
 from tests.support.vouched import Vouched
 

@@ -12,7 +12,7 @@ from agent.relay.intake import Head, HeadReader, Request
 from agent.relay.listener import ServerConnection
 from agent.relay.repeats import DIGITS, MOST, Repeats
 from agent.relay.upstream import AnswerHead, Options, Target, UpstreamConnection
-from router_core.exchange.failure import Cause
+from router_core.router.failure import Cause
 from tests.agent.relay.client import BODY
 from tests.agent.relay.corpus import ALL, LENGTH, at_api, head
 from tests.agent.relay.rig import build

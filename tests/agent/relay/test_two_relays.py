@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.relay.ports import PeerRoute
-from router_core.exchange.failure import Cause
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
+from router_core.router.failure import Cause
 from tests.agent.relay.client import BODY, Client, ask, post
 from tests.agent.relay.ingress_rig import EVENT, STATE, STREAM, ingress, pair
 from tests.agent.relay.rig import Local, running

@@ -12,8 +12,8 @@ from agent.relay.front import Answer
 from agent.relay.ports import Asked, Routed, Turned
 from agent.relay.voice import ApiVoice
 from router_core.exchange.events import Reply
-from router_core.exchange.failure import Cause
 from router_core.record.state import Dialect
+from router_core.router.failure import Cause
 
 VOICE = ApiVoice(tongue_of(b"/v1/chat/completions"), [(b"vary", b"Origin")])
 ASKED = Asked(

@@ -7,10 +7,10 @@ import pytest
 
 from agent.relay.vital import Vital, Watch
 from agent.relay.wiring import sweep_lateness
-from router_core.exchange.failure import Cause
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Liveness
 from router_core.record.state import EngineFacts, EngineLoad, EngineState
+from router_core.router.failure import Cause
 from router_core.view.cluster import NodeView
 from tests.agent.relay.client import ask, post
 from tests.agent.relay.ingress_rig import pair

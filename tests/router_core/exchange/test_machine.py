@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.exchange import events as ev
-from router_core.exchange.failure import Cause, FailureClass
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.exchange.patience import overdue_ms
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
+from router_core.router.failure import Cause, FailureClass
+from router_core.router.patience import overdue_ms
 
 POLICY = ExchangePolicy()
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.exchange import events as ev
-from router_core.exchange.breaker import Breakers
-from router_core.exchange.failure import Cause, FailureClass, is_server_error
-from router_core.exchange.lateness import Lateness
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.exchange.patience import overdue_ms
 from router_core.placement.fleet import Live
 from router_core.placement.rows import Row
 from router_core.placement.survey import has_other
 from router_core.policy.exchange import ExchangePolicy, Hedge
+from router_core.router.breaker import Breakers
+from router_core.router.failure import Cause, FailureClass, is_server_error
+from router_core.router.lateness import Lateness
+from router_core.router.patience import overdue_ms
 from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row, decided
 
 EXCHANGE = ExchangePolicy()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
-from router_core.exchange.lateness import COST
 from router_core.placement.admission import Gate
 from router_core.placement.choose import choose, field_of, seed_of
 from router_core.placement.decide import decide
@@ -25,6 +24,7 @@ from router_core.placement.request import Pin, PlacementRequest
 from router_core.placement.rows import Row
 from router_core.placement.survey import survey
 from router_core.policy.placement import PlacementPolicy, Weights
+from router_core.router.lateness import COST
 from tests.support.fleets import (
     NOW,
     POLICY,

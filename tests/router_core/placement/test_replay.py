@@ -9,7 +9,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router_core.exchange.breaker import Breakers
 from router_core.placement.choose import choose, field_of, seed_of
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Fleet, Live
@@ -20,6 +19,7 @@ from router_core.placement.request import Counsel, Pin, PlacementRequest
 from router_core.placement.survey import survey
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy, Weights
+from router_core.router.breaker import Breakers
 from tests.router_core.placement.test_advice import a_counsel, counsels
 from tests.router_core.placement.test_decide import NAMES, fleets, requests
 from tests.support.fleets import (

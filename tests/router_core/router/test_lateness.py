@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.exchange.lateness import COST, Lateness
 from router_core.policy.exchange import ExchangePolicy
+from router_core.router.lateness import COST, Lateness
 
 POLICY = ExchangePolicy()
 HERE, ELSEWHERE = "node/engine", "node/other"

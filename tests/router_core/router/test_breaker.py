@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.exchange.breaker import Breaker, Breakers, BreakerState
 from router_core.ids import NodeId
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
+from router_core.router.breaker import Breaker, Breakers, BreakerState
 
 POLICY = ExchangePolicy()
 CLOSED, HALF_OPEN, OPEN = BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN
