@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.relay.ports import AttemptReport
-from router_core.exchange.events import Result
 from router_core.profile.concurrency import ConcurrencyLimit
 from router_core.router.failure import FailureClass
+from router_core.router.outcome import Result
 
 
 class OwnLimits:

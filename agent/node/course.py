@@ -6,9 +6,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from agent.relay.ports import AccessLine, AttemptReport
-from router_core.exchange.events import Result
 from router_core.placement.decision import Decision, HoldTerms, record_of
 from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
+from router_core.router.outcome import Result
 
 _ERRORS: Final = 400
 _COMMITTED: Final = frozenset({Result.DONE, Result.BROKEN})

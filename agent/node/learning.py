@@ -22,7 +22,6 @@ from agent.relay.ports import AttemptReport
 from agent.relay.voice import API_SIDE
 from agent.store.profiles import FILE, ProfileStore
 from router_core.errors import RemoteFault
-from router_core.exchange.events import Result as Ended
 from router_core.ids import Id16
 from router_core.placement.fleet import Fleet
 from router_core.placement.rows import Row
@@ -31,6 +30,7 @@ from router_core.profile.outcome import Outcome, ProfileKey, Result
 from router_core.profile.profiles import Profiles, decode_profile, encode_profile
 from router_core.record.state import ProfileFacts
 from router_core.router.failure import FailureClass
+from router_core.router.outcome import Result as Ended
 
 SAVE_S = 60.0
 _NOTHING = Timings(source=TimingSource.COUNTED)

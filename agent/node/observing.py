@@ -22,9 +22,9 @@ from agent.observe.instruments import RelayMetrics
 from agent.observe.log import Log
 from agent.observe.metrics import Family
 from agent.relay.ports import AccessLine, AttemptReport
-from router_core.exchange.events import Result
 from router_core.placement.reasons import Reason
 from router_core.router.failure import Cause, FailureClass
+from router_core.router.outcome import Result
 
 SETTLE_S: Final = 0.002
 WAITING_MOST: Final = 256

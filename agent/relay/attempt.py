@@ -11,8 +11,8 @@ from agent.relay.headers import Headers, passed_down, value_of
 from agent.relay.ports import Asked, AttemptReport, FirstBytes, Routed
 from agent.relay.route import decode_state
 from agent.relay.upstream import AnswerHead
-from router_core.exchange.events import Outcome
 from router_core.placement.reasons import Cause as RefusalCause
+from router_core.router.outcome import Outcome
 
 HELD_ANSWER = 16_384
 """An error answer is held back, and kept for replay, up to this size."""

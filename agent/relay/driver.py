@@ -28,6 +28,7 @@ from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
 from router_core.router.failure import Cause, FailureClass, is_overloaded
+from router_core.router.outcome import SERVED
 from router_core.router.patience import silence_limit_ms
 
 LOOK_EVERY_MS = 500.0
@@ -567,7 +568,7 @@ class Courier:
             leg.waited()
         lateness = self._w.lateness
         lateness.ended(routed.at, leg, self._now)
-        if outcome.result in ev.SERVED:
+        if outcome.result in SERVED:
             self._choosing.finish(routed.seq)
         else:
             self._choosing.fail(routed.seq)

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from agent.engines.contract import Marks
 from agent.relay.dialects.facts import Facts
-from router_core.exchange.events import Outcome
 from router_core.ids import NodeId
 from router_core.placement.hold import Waiting
 from router_core.placement.request import Endpoint
@@ -22,6 +21,7 @@ from router_core.policy.exchange import Hedge
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
 from router_core.router.failure import Cause
+from router_core.router.outcome import Outcome
 from router_core.view.cluster import NodeView
 
 # --- choosing ------------------------------------------------------------------------------------------------

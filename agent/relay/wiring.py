@@ -17,13 +17,14 @@ from agent.relay.front import Answer
 from agent.relay.places import Places
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
-from router_core.exchange.events import SERVED, Outcome, Reply
+from router_core.exchange.events import Reply
 from router_core.placement.holding import Holding
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.router.breaker import Breakers
 from router_core.router.failure import Cause, is_overloaded, is_server_error
 from router_core.router.lateness import Lateness
+from router_core.router.outcome import SERVED, Outcome
 
 SILENCE_SWEEP_S = 1.0
 

@@ -1,11 +1,10 @@
 """What happens to a request (events, past participle) and what is to be done about it (actions, imperative)."""
 
-from enum import Enum
-
 from msgspec import Struct
 
 from router_core.placement.request import Endpoint
 from router_core.router.failure import Cause, FailureClass
+from router_core.router.outcome import Outcome
 
 
 class Target(Struct, frozen=True, gc=False, kw_only=True):
@@ -23,36 +22,6 @@ class Target(Struct, frozen=True, gc=False, kw_only=True):
     idle_ms: int = 0
     overdue_ms: int = 10_000
     patient: bool = False
-
-
-class Result(Enum):
-    """How an attempt ended. ``ANSWERED`` is an error of the upstream that was passed on whole."""
-
-    DONE = "done"
-    ANSWERED = "answered"
-    FAILED = "failed"
-    BROKEN = "broken"
-    CANCELLED = "cancelled"
-    REFUSED = "refused"
-
-    __hash__ = object.__hash__
-
-
-SERVED = frozenset({Result.DONE, Result.ANSWERED})
-"""The endpoint has given a whole answer."""
-
-
-class Outcome(Struct, frozen=True, gc=False, kw_only=True):
-    """The one end of one attempt. ``fault`` says whether it counts against the endpoint."""
-
-    attempt: int
-    endpoint: Endpoint
-    result: Result
-    cause: Cause | None
-    status: int | None
-    failure: FailureClass | None
-    refusal: str | None
-    fault: bool
 
 
 # --- events --------------------------------------------------------------------------------------------------

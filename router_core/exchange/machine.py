@@ -24,6 +24,7 @@ from router_core.router.failure import (
     is_server_error,
     judge,
 )
+from router_core.router.outcome import Outcome, Result
 
 
 class State(Enum):
@@ -42,8 +43,8 @@ class State(Enum):
 
 
 _TOO_MANY = 429
-_BROKE_OFF = frozenset({ev.Result.FAILED, ev.Result.BROKEN})
-_TELLS_REFUSAL = frozenset({ev.Result.REFUSED, ev.Result.FAILED})
+_BROKE_OFF = frozenset({Result.FAILED, Result.BROKEN})
+_TELLS_REFUSAL = frozenset({Result.REFUSED, Result.FAILED})
 ENDED = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.REFUSED})
 _BEFORE_COMMIT = frozenset({State.DIALLING, State.AWAITING})
 
@@ -305,7 +306,7 @@ class Exchange:
         if self._others:
             for other in self._others:
                 steps.append(ev.CancelUpstream(attempt=other.number))
-                steps.append(self._end_attempt(other, ev.Result.CANCELLED, None))
+                steps.append(self._end_attempt(other, Result.CANCELLED, None))
             self._others.clear()
         steps.append(ev.Commit(attempt=attempt.number))
         if self._erred and attempt.status < 400:
@@ -344,7 +345,7 @@ class Exchange:
             self._refused |= {attempt.target.endpoint}
         else:
             self._declined |= {attempt.target.endpoint}
-        ended = self._end_attempt(attempt, ev.Result.REFUSED, None)
+        ended = self._end_attempt(attempt, Result.REFUSED, None)
         return [ended, *self._go_elsewhere(now)]
 
     def _lost(self, event: ev.Lost, now: int) -> list[ev.Action]:
@@ -379,7 +380,7 @@ class Exchange:
             self._dispatches -= 1
         steps = [
             ev.CancelUpstream(attempt=attempt.number),
-            self._end_attempt(attempt, ev.Result.FAILED, cause),
+            self._end_attempt(attempt, Result.FAILED, cause),
         ]
         self._answer_kept = kept
         return steps + self._go_elsewhere(now)
@@ -413,7 +414,7 @@ class Exchange:
         attempt = self._current
         assert attempt is not None
         self._end(State.DONE)
-        result = ev.Result.DONE if (attempt.status or 0) < 400 else ev.Result.ANSWERED
+        result = Result.DONE if (attempt.status or 0) < 400 else Result.ANSWERED
         return [ev.Finish(attempt=attempt.number), self._end_attempt(attempt, result, None)]
 
     def _break(self, event: ev.Lost, _now: int) -> list[ev.Action]:
@@ -423,7 +424,7 @@ class Exchange:
         attempt = self._current
         assert attempt is not None
         self._end(State.FAILED)
-        result = ev.Result.CANCELLED if cause is None else ev.Result.BROKEN
+        result = Result.CANCELLED if cause is None else Result.BROKEN
         return [
             ev.CancelUpstream(attempt=attempt.number),
             ev.TellError(code=code),
@@ -492,7 +493,7 @@ class Exchange:
         steps: list[ev.Action] = []
         for attempt in self._under_way():
             steps.append(ev.CancelUpstream(attempt=attempt.number))
-            steps.append(self._end_attempt(attempt, ev.Result.FAILED, Cause.DEADLINE))
+            steps.append(self._end_attempt(attempt, Result.FAILED, Cause.DEADLINE))
         self._last_cause, self._last_refusal, self._answer_kept = Cause.DEADLINE, None, None
         return steps + self._give_up()
 
@@ -502,7 +503,7 @@ class Exchange:
         steps: list[ev.Action] = []
         for attempt in attempts:
             steps.append(ev.CancelUpstream(attempt=attempt.number))
-            steps.append(self._end_attempt(attempt, ev.Result.CANCELLED, None))
+            steps.append(self._end_attempt(attempt, Result.CANCELLED, None))
         return steps
 
     def _stop(self, _event: ev.ShuttingDown, now: int) -> list[ev.Action]:
@@ -525,9 +526,9 @@ class Exchange:
         self._current = None
         self._others.clear()
 
-    def _end_attempt(self, attempt: _Attempt, result: ev.Result, cause: Cause | None) -> ev.EndAttempt:
+    def _end_attempt(self, attempt: _Attempt, result: Result, cause: Cause | None) -> ev.EndAttempt:
         return ev.EndAttempt(
-            outcome=ev.Outcome(
+            outcome=Outcome(
                 attempt=attempt.number,
                 endpoint=attempt.target.endpoint,
                 result=result,

@@ -27,6 +27,8 @@ from router_core.profile.outcome import Result
 from router_core.record.membership import Liveness
 from router_core.record.state import Capability, Dialect
 from router_core.router.failure import Cause
+from router_core.router.outcome import Outcome as Ended
+from router_core.router.outcome import Result as How
 from router_core.router.patience import overdue_ms
 from router_core.sim.arrivals import TALK_BLOCK
 from router_core.sim.attempt import Attempt, learn
@@ -313,11 +315,11 @@ class _Flight:
             self._world.nodes[attempt.place].local.finish(attempt.ticket)
             attempt.ticket = None
 
-    def _ended(self, outcome: ev.Outcome) -> None:
+    def _ended(self, outcome: Ended) -> None:
         attempt, router, now = self._current(), self._router, self._world.now
         router.lateness.ended(outcome.endpoint, self, now)
         router.waiting.pop(self, None)
-        if outcome.result is ev.Result.DONE:
+        if outcome.result is How.DONE:
             router.ledger.finish(attempt.reservation.seq)
             router.breakers.succeeded(outcome.endpoint, now)
             self._served(attempt)
@@ -332,7 +334,7 @@ class _Flight:
             self._world,
             self._ask,
             attempt,
-            Result.OK if outcome.result is ev.Result.DONE else _blame(outcome),
+            Result.OK if outcome.result is How.DONE else _blame(outcome),
         )
         self._attempt = None
         router.holding.news()
@@ -395,7 +397,7 @@ def _turned_away(decision: Decision) -> ev.TurnedAway:
     return ev.TurnedAway(status=reason.status, code=reason.value, retry_after_s=decision.retry_after_s)
 
 
-def _blame(outcome: ev.Outcome) -> Result:
-    if outcome.result is ev.Result.CANCELLED:
+def _blame(outcome: Ended) -> Result:
+    if outcome.result is How.CANCELLED:
         return Result.CANCELLED
     return Result.FAULT if outcome.fault else Result.OTHER

@@ -31,7 +31,6 @@ from agent.relay.dialects.facts import Facts
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.store.profiles import ProfileStore
-from router_core.exchange.events import Outcome, Result
 from router_core.ids import Id16, Id32, MeshId, NodeName, id8_of, id16_of, node_id_of
 from router_core.placement.demand import Demand
 from router_core.placement.fleet import Live
@@ -50,6 +49,7 @@ from router_core.record.state import Dialect, Flag, ResourceLevel, Role, Static,
 from router_core.router.breaker import Breakers
 from router_core.router.failure import Cause, FailureClass
 from router_core.router.lateness import Lateness
+from router_core.router.outcome import Outcome, Result
 from router_core.view.fold import empty
 from tests.support.host_samples import host
 

@@ -2,8 +2,8 @@
 
 from agent.relay.ports import Turned
 from router_core import limits
-from router_core.exchange.events import Result
 from router_core.placement.sessions import KEPT
+from router_core.router.outcome import Result
 from tests.agent.node.rig import World, a_line, a_report, an_endpoint, an_outcome
 
 BURST = 5

@@ -12,11 +12,11 @@ from agent.node.learning import Learning, store_at
 from agent.node.statement import EndpointWork
 from agent.relay.ports import Routed
 from agent.store.profiles import ProfileStore
-from router_core.exchange.events import Outcome, Result
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.learn import Profile
 from router_core.profile.profiles import Profiles
 from router_core.router.failure import Cause, FailureClass
+from router_core.router.outcome import Outcome, Result
 from tests.agent.node.rig import (
     STREAMED,
     World,

@@ -11,10 +11,10 @@ from agent.node.recalling import Recalling
 from agent.observe.access import AccessLog
 from agent.observe.instruments import RelayMetrics
 from agent.observe.metrics import Registry
-from router_core.exchange.events import Outcome, Result
 from router_core.ids import node_id_of
 from router_core.record.state import Dialect
 from router_core.router.failure import Cause, FailureClass
+from router_core.router.outcome import Outcome, Result
 from tests.agent.node.rig import World, a_line, a_report, an_endpoint, an_outcome, answered, failed, id32
 from tests.support.until import until
 

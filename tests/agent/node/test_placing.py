@@ -17,7 +17,6 @@ from agent.observe.metrics import Registry
 from agent.relay.ports import Queued, Routed, Turned
 from agent.relay.route import route_of
 from router_core import limits
-from router_core.exchange.events import Result
 from router_core.placement.hold import Joined
 from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request import HintNote, Locality, RequestClass
@@ -26,6 +25,7 @@ from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import CAPABILITIES
 from router_core.record.state import Capability, Dialect
 from router_core.router.failure import Cause, FailureClass
+from router_core.router.outcome import Result
 from tests.agent.node.rig import (
     STREAMED,
     World,

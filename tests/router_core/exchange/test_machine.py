@@ -9,6 +9,7 @@ from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.router.failure import Cause, FailureClass
+from router_core.router.outcome import Outcome, Result
 from router_core.router.patience import overdue_ms
 
 POLICY = ExchangePolicy()
@@ -76,7 +77,7 @@ class Run:
     def lost(self, cause: Cause = Cause.RESET, *, stale: bool = False) -> list[ev.Action]:
         return self.tell(ev.Lost(attempt=self.machine.attempt, cause=cause, stale=stale))
 
-    def outcomes(self) -> list[ev.Outcome]:
+    def outcomes(self) -> list[Outcome]:
         return [action.outcome for action in self.actions if isinstance(action, ev.EndAttempt)]
 
 
@@ -88,7 +89,7 @@ def test_a_good_answer_goes_from_decision_to_one_done_outcome() -> None:
     run = Run().streaming()
     run.tell(ev.BodyEnded(attempt=1))
     assert kinds(run.actions) == ["Decide", "Dial", "SendRequest", "Commit", "Finish", "EndAttempt"]
-    assert run.outcomes()[0].result is ev.Result.DONE
+    assert run.outcomes()[0].result is Result.DONE
     assert run.machine.state is State.DONE
 
 
@@ -151,7 +152,7 @@ def test_a_refusal_is_not_an_attempt_and_no_fault() -> None:
             assert actions[1].tried == frozenset()
         else:
             run.lost()
-    assert [each.result for each in run.outcomes()] == [ev.Result.REFUSED] * 2 + [ev.Result.FAILED] * 3
+    assert [each.result for each in run.outcomes()] == [Result.REFUSED] * 2 + [Result.FAILED] * 3
     assert not run.outcomes()[0].fault
 
 
@@ -210,7 +211,7 @@ def test_an_error_about_the_request_itself_is_passed_on(status: int, failure: Fa
     run = Run().sent()
     assert kinds(run.tell(ev.Answered(attempt=1, status=status, failure=failure, whole=True))) == ["Commit"]
     run.tell(ev.BodyEnded(attempt=1))
-    assert run.outcomes()[0].result is ev.Result.ANSWERED
+    assert run.outcomes()[0].result is Result.ANSWERED
     assert not run.outcomes()[0].fault
 
 
@@ -313,7 +314,7 @@ def test_no_prediction_ends_an_attempt_however_long_its_first_byte_takes(peer: b
     run.tell(ev.HeadReceived(attempt=1, status=200), at=TEN_MINUTES)
     assert kinds(run.tell(ev.FirstByteReceived(attempt=1))) == ["Commit"]
     run.tell(ev.BodyEnded(attempt=1))
-    assert [each.result for each in run.outcomes()] == [ev.Result.DONE]
+    assert [each.result for each in run.outcomes()] == [Result.DONE]
 
 
 def test_that_an_attempt_is_overdue_is_noted_once_and_ends_nothing() -> None:
@@ -382,7 +383,7 @@ def test_the_first_byte_wins_and_the_other_attempt_is_no_fault(winner: int) -> N
     actions = run.tell(ev.FirstByteReceived(attempt=winner))
     assert kinds(actions) == ["CancelUpstream", "EndAttempt", "Commit"]
     assert (actions[0].attempt, actions[2].attempt) == (other, winner)
-    assert (actions[1].outcome.result, actions[1].outcome.fault) == (ev.Result.CANCELLED, False)
+    assert (actions[1].outcome.result, actions[1].outcome.fault) == (Result.CANCELLED, False)
     assert run.tell(ev.FirstByteReceived(attempt=other)) == []
     run.tell(ev.BodyEnded(attempt=winner))
     assert run.machine.state is State.DONE
@@ -474,7 +475,7 @@ def test_an_abandoned_attempts_byte_changes_nothing() -> None:
 def test_after_commit_a_loss_is_told_and_never_retried() -> None:
     run = Run().streaming()
     assert kinds(run.lost()) == ["CancelUpstream", "TellError", "EndAttempt"]
-    assert run.outcomes()[0].result is ev.Result.BROKEN
+    assert run.outcomes()[0].result is Result.BROKEN
     assert run.outcomes()[0].fault
 
 
@@ -520,7 +521,7 @@ def test_a_gone_peer_is_left_at_once() -> None:
 def test_a_cancelled_attempt_is_never_the_endpoints_fault() -> None:
     for run in (Run().dialled(), Run().sent(), Run().streaming()):
         assert kinds(run.tell(ev.ClientGone())) == ["CancelUpstream", "EndAttempt"]
-        assert run.outcomes()[0].result is ev.Result.CANCELLED
+        assert run.outcomes()[0].result is Result.CANCELLED
         assert not run.outcomes()[0].fault
 
 
@@ -692,4 +693,4 @@ def test_every_attempt_has_one_outcome_and_every_request_at_most_one_reply(
         assert "Reply" not in after
     assert run.machine.dispatches <= POLICY.attempts
     assert names.count("Dial") <= POLICY.attempts + POLICY.spared + POLICY.refusals
-    assert sum(each.fault for each in run.outcomes() if each.result is ev.Result.CANCELLED) == 0
+    assert sum(each.fault for each in run.outcomes() if each.result is Result.CANCELLED) == 0

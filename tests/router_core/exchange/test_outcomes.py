@@ -20,6 +20,7 @@ from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.router.breaker import Breakers
 from router_core.router.failure import Cause, FailureClass, is_server_error
 from router_core.router.lateness import Lateness
+from router_core.router.outcome import SERVED, Outcome, Result
 from router_core.router.patience import overdue_ms
 from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row, decided
 
@@ -221,7 +222,7 @@ class Flight:
         else:
             world.after(2_000, lambda: self.review(number))
 
-    def ended(self, outcome: ev.Outcome) -> None:
+    def ended(self, outcome: Outcome) -> None:
         world = self.world
         engine, sent = self.sent.pop(outcome.attempt)
         at = engine.row.key
@@ -231,13 +232,13 @@ class Flight:
             world.breakers.failed(at, world.now, connection_refused=outcome.cause is Cause.CONNECT_REFUSED)
         elif status is not None and failure is not None and is_server_error(status, failure):
             world.breakers.erred(at, world.now, (self.who, self.size), busy=world.lateness.under_way(at) > 0)
-        elif outcome.result in ev.SERVED:
+        elif outcome.result in SERVED:
             world.breakers.succeeded(at, world.now)
         else:
             world.breakers.released(at)
-        if outcome.result is ev.Result.DONE:
+        if outcome.result is Result.DONE:
             self.status = 200
-        elif outcome.result is ev.Result.ANSWERED:
+        elif outcome.result is Result.ANSWERED:
             self.status = outcome.status
 
 
