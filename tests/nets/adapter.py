@@ -11,8 +11,6 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
-from router_core.exchange.breaker import Breakers
-from router_core.exchange.lateness import Lateness
 from router_core.ids import Id8, Id16, Id32, NodeName, id8_of, id16_of, node_id_of
 from router_core.placement.decide import decide
 from router_core.placement.decision import Decision
@@ -51,6 +49,8 @@ from router_core.record.state import (
     Static,
     Volatile,
 )
+from router_core.router.breaker import Breakers
+from router_core.router.lateness import Lateness
 from router_core.sim.mesh.faults import FAULTS, plan
 from router_core.sim.mesh.report import RUN_MS, measure
 from router_core.sim.mesh.watch import Violation
