@@ -125,6 +125,7 @@ async def test_a_key_that_was_renewed_is_shown_from_then_on(stage: Stage) -> Non
     assert await renewed(), "the key before it stays in use"
 
 
+@pytest.mark.scenario("the fall-back is the same every time when it, or the authority, is away")
 async def test_when_it_is_away_the_choice_is_the_native_one_and_nothing_is_lost(stage: Stage) -> None:
     await stage.gone.aclose()
     outcomes = []

@@ -252,6 +252,7 @@ async def sinks(stage: Stage, session: aiohttp.ClientSession) -> list[tuple[str,
 # --- claims --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.scenario("telemetry explains and holds nothing of what was said")
 async def test_no_sink_holds_a_word_of_a_request_or_an_answer(stage: Stage) -> None:
     limit = aiohttp.TCPConnector(limit=4)
     async with aiohttp.ClientSession(connector=limit) as session, aiohttp.ClientSession() as other:
@@ -317,6 +318,7 @@ async def test_a_crash_and_an_orderly_end_say_no_more(stage: Stage) -> None:
     assert stage.marks.search(found.items()) == {}
 
 
+@pytest.mark.scenario("telemetry explains and holds nothing of what was said")
 async def test_asking_real_engines_about_their_work_keeps_none_of_it(cluster: Cluster) -> None:
     """Their slots show the very prompts."""
     marks = Canaries(seed=2)

@@ -38,6 +38,7 @@ async def explained(cluster: Cluster, *words: str) -> Any:
     return json.loads(out)
 
 
+@pytest.mark.scenario("telemetry explains and holds nothing of what was said")
 async def test_what_was_routed_replays_to_the_same_choice(cluster: Cluster) -> None:
     alpha = cluster["alpha"]
     async with aiohttp.ClientSession() as session:

@@ -30,6 +30,7 @@ async def idle(session: aiohttp.ClientSession, cluster: Cluster, name: str) -> b
     return bool(told) and set(told) == {"0"}
 
 
+@pytest.mark.scenario("hints of requests at the same time do not interfere")
 async def test_two_concurrent_requests_with_opposite_hints_never_mix(cluster: Cluster) -> None:
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         wanted = ("alpha", "beta")[number % 2]
@@ -71,6 +72,7 @@ async def test_an_unknown_preferred_node_is_ignored_and_told(cluster: Cluster) -
     assert headers["x-pairmesh-hints"] == "prefer=ignored_unknown"
 
 
+@pytest.mark.scenario("malformed hints fail safely, and telemetry is for those with a role")
 async def test_a_malformed_narrowing_hint_refuses_and_a_malformed_advisory_one_does_not(
     cluster: Cluster,
 ) -> None:
@@ -87,6 +89,7 @@ async def test_a_malformed_narrowing_hint_refuses_and_a_malformed_advisory_one_d
     assert 'pairmesh_hints_total{hint="require",outcome="excluded"}' in metrics
 
 
+@pytest.mark.scenario("OpenAI and Ollama requests without hints are as they were")
 async def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there(cluster: Cluster) -> None:
     same = {"temperature": 0, "seed": 1}
     async with aiohttp.ClientSession() as session:

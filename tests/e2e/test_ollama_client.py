@@ -138,6 +138,7 @@ async def test_embeddings_are_made_by_the_node_that_can(mesh: Mesh, node: str) -
     assert list(one.embedding) == list(many.embeddings[0])
 
 
+@pytest.mark.scenario("OpenAI and Ollama requests without hints are as they were")
 async def test_without_hints_bytes_pass_and_the_reply_says_who_served(mesh: Mesh) -> None:
     body = {"model": MID.name, "prompt": "x", "options": THREE, "stream": False, "raw": True, "seed": 2**60}
     status, raw, headers = await mesh.raw("/api/generate", json=body)

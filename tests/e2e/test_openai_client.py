@@ -31,6 +31,7 @@ async def test_a_chat_is_answered_and_says_where(cluster: Cluster) -> None:
     assert "hello world" not in json.dumps(record)
 
 
+@pytest.mark.scenario("OpenAI and Ollama requests without hints are as they were")
 async def test_a_streamed_chat_arrives_in_many_events_and_ends(cluster: Cluster) -> None:
     async with client(cluster) as api:
         stream = await api.chat.completions.create(

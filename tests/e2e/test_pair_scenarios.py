@@ -1,7 +1,7 @@
 """What NVIDIA/Personal-AI-Router#7 asks of routing hints and of placement, on three unlike nodes: real daemons, real
 engines with the same models and memory for one of them each.
 
-Which of its scenarios is shown where is told in ``tests/test_scenarios.py``.
+``pytest -m scenario`` runs the tests that show its scenarios, ``pytest --markers`` tells what the mark means.
 
 ``pair-1.0`` is the simulator's, fed with what one origin knows: its own jobs. Its choice goes through the same relay,
 as a required node. What is compared is what PAIR cannot see: which model is loaded where, and who is fast.
@@ -150,6 +150,7 @@ async def play(cluster: Cluster, models: list[str], score: Score, origin: PairOr
         await asyncio.gather(*(client(session) for _ in range(CLIENTS)))
 
 
+@pytest.mark.scenario("on three unlike nodes less is loaded than by PAIR")
 @pytest.mark.timeout(180)
 async def test_on_unlike_nodes_fewer_loads_are_caused_than_by_pair(cluster: Cluster) -> None:
     """Prints what was measured, for ``-rP``; times decide nothing here."""
@@ -198,6 +199,7 @@ async def warm_on(cluster: Cluster, session: aiohttp.ClientSession, *nodes: str)
     await wait_for(known, 15, f"alpha knows the model resident on {nodes} alone")
 
 
+@pytest.mark.scenario("profiles, costs and warm models move the ranking")
 async def test_the_rank_follows_measured_speed_and_then_what_is_loaded(
     cluster: Cluster, session: aiohttp.ClientSession
 ) -> None:
@@ -216,6 +218,7 @@ async def test_the_rank_follows_measured_speed_and_then_what_is_loaded(
     assert rows["@gamma/llama"]["est"]["load"] > 0
 
 
+@pytest.mark.scenario("the fall-back is the same every time when it, or the authority, is away")
 async def test_without_its_authority_the_choice_is_the_native_one_every_time(
     cluster: Cluster, session: aiohttp.ClientSession
 ) -> None:
@@ -242,6 +245,8 @@ async def test_without_its_authority_the_choice_is_the_native_one_every_time(
     policy.unlink()
 
 
+@pytest.mark.scenario("the fall-back is the same every time when it, or the authority, is away")
+@pytest.mark.scenario("a preferred node serves only if it is reachable, trusted and owns the model")
 async def test_a_preferred_node_serves_only_if_it_owns_the_model_is_reachable_and_trusted(
     cluster: Cluster, session: aiohttp.ClientSession
 ) -> None:

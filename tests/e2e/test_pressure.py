@@ -109,6 +109,7 @@ async def until_served_by(cluster: Cluster, node: str, beta_out: tuple[str, str]
     await wait_for(tried, 40, f"{node} serves, beta out for {beta_out}", every_s=0.2)
 
 
+@pytest.mark.scenario("pressure takes a node out and its end brings it back")
 async def test_a_node_whose_gpu_others_use_leaves_placement_with_the_reason_and_returns(
     cluster: Cluster, fake: FakeDriver
 ) -> None:

@@ -110,6 +110,7 @@ def tells_nothing(heard: Heard) -> bool:
     return not any(word in said for word in (SECRET, "alpha", "toy", "x-pairmesh-state"))
 
 
+@pytest.mark.scenario("malformed hints fail safely, and telemetry is for those with a role")
 @pytest.mark.threat("T40")
 @pytest.mark.parametrize("path", TELEMETRY)
 @pytest.mark.parametrize("port", ["mesh", "ingress"])
@@ -121,6 +122,7 @@ async def test_telemetry_is_behind_neither_door_whatever_the_role(doors: Doors, 
         assert tells_nothing(heard)
 
 
+@pytest.mark.scenario("malformed hints fail safely, and telemetry is for those with a role")
 async def test_the_link_on_which_state_is_told_needs_a_role_for_it(doors: Doors) -> None:
     for role, status in (("observer", 403), ("introducer", 403), ("node", 101), ("router", 101)):
         await doors.grant(role)

@@ -58,6 +58,7 @@ async def test_a_router_loads_and_unloads_what_it_is_told(start_llama: StartLlam
         await control.unload("tiny")
 
 
+@pytest.mark.lesson("ggml-org/llama.cpp#21678: a swap that kills what runs")
 async def test_a_model_with_a_request_in_it_is_not_unloaded_whoever_sent_it(
     start_llama: StartLlama, models: Path
 ) -> None:

@@ -1,5 +1,7 @@
 """What placing keeps between requests: nothing that looking at engines changes, nothing that strangers can fill."""
 
+import pytest
+
 from agent.relay.ports import Turned
 from router_core import limits
 from router_core.placement.sessions import KEPT
@@ -10,6 +12,7 @@ BURST = 5
 STRANGERS = KEPT + 200
 
 
+@pytest.mark.lesson("vllm-project/router#197: probes reset the load")
 def test_looking_at_engines_in_mid_burst_changes_no_count() -> None:
     world = World()
     world.own(an_endpoint())
@@ -24,6 +27,7 @@ def test_looking_at_engines_in_mid_burst_changes_no_count() -> None:
     assert (len(world.ledger), world.work.in_flight("llama"), dict(world.ledger.owed)) == before
 
 
+@pytest.mark.lesson("vllm-project/production-stack#687: tables that grow")
 def test_names_that_only_ever_come_once_fill_no_table() -> None:
     world = World()
     world.own(an_endpoint())

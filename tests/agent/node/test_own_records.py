@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from agent.effects.clock import SystemClock
 from agent.node.recalling import Recalling
 from agent.observe.journal import Journal
@@ -43,6 +45,7 @@ class Engines:
         return answer
 
 
+@pytest.mark.lesson("decisions swapped between requests")
 async def test_64_concurrent_replies_name_their_own_records(tmp_path: Path) -> None:
     watched, engines = Watched(), Engines()
     world = watched.world

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from agent.relay.wiring import sweep_lateness, watch_lateness
 from router_core.router.patience import silence_limit_ms
 from tests.agent.node.rig import World, an_endpoint, key_of
@@ -71,6 +73,7 @@ def test_a_slow_model_is_given_five_gaps() -> None:
     assert silence_limit_ms(4_000.0) == 20_000
 
 
+@pytest.mark.lesson("ollama/ollama#17408: a list that is green while generation hangs")
 def test_a_suspect_serves_only_if_nobody_else_can() -> None:
     world = World()
     world.own(an_endpoint())

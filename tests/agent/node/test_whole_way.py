@@ -30,6 +30,7 @@ PICTURE_BYTES = 1_900_000
 STREAM = b'{"model":"tiny","stream":true,"messages":[]}'
 
 
+@pytest.mark.lesson("thushan/olla#139: stickiness that is silently off")
 @pytest.mark.parametrize("path", INFERRING)
 async def test_every_path_keeps_a_session_where_it_was_and_says_so(path: bytes) -> None:
     watched = Watched()
@@ -54,6 +55,7 @@ async def test_every_path_keeps_a_session_where_it_was_and_says_so(path: bytes) 
     assert len({reply.headers["x-pairmesh-node"] for reply in replies}) == 1
 
 
+@pytest.mark.lesson("pictures counted as text")
 async def test_a_picture_costs_its_800_tokens_however_many_bytes_it_has() -> None:
     watched = Watched()
     world = watched.world
@@ -74,6 +76,7 @@ async def test_a_picture_costs_its_800_tokens_however_many_bytes_it_has() -> Non
     assert record.req.prompt_tokens == math.ceil(len(text) / 3.6) + 800
 
 
+@pytest.mark.lesson("vllm-project/production-stack#420: a dead node dialled again and again")
 async def test_an_endpoint_that_refuses_is_dialled_once_and_then_left_alone() -> None:
     watched = Watched()
     world = watched.world
@@ -127,6 +130,7 @@ LEFT = (silent, begun_and_silent)
 """Of these only the client makes an end."""
 
 
+@pytest.mark.promise("nothing is in flight after any mix of endings")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from([*ENDINGS, *LEFT]), min_size=1, max_size=16), st.booleans())
 def test_any_mix_of_success_error_cancel_and_kill_leaves_nothing_in_flight(

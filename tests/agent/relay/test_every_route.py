@@ -16,6 +16,7 @@ BODY = json.dumps(
 ).encode()
 
 
+@pytest.mark.lesson("vllm-project/router#179: a route that was never counted")
 @pytest.mark.parametrize("path", INFERRING)
 async def test_a_request_counts_from_its_arrival_at_the_engine_until_its_end(path: bytes) -> None:
     answered = asyncio.Event()

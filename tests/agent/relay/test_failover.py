@@ -208,6 +208,7 @@ async def test_a_long_error_answer_passes_in_full() -> None:
         assert (heard.status, heard.body, heard.clean) == (400, body, True)
 
 
+@pytest.mark.lesson("bodies written anew, and [DONE] after an error")
 @pytest.mark.parametrize("how", ["eof", "reset", "bad_chunk"])
 @pytest.mark.parametrize("mid_event", [True, False])
 async def test_after_the_first_byte_a_loss_is_told_without_done_and_without_a_last_chunk(
@@ -285,6 +286,7 @@ async def test_a_stream_may_end_without_done() -> None:
         assert heard.body == EVENT
 
 
+@pytest.mark.lesson("llm-d/llm-d#1564: a kept connection reset on reuse")
 async def test_a_reused_socket_that_was_closed_meanwhile_costs_no_attempt() -> None:
     async def once(exchange: Exchange) -> None:
         if exchange.request.connection == 0 and len(up.requests) == 2:

@@ -5,6 +5,8 @@ import gc
 import json
 import tracemalloc
 
+import pytest
+
 from agent.relay.intake import BodyReader, HeadReader, Request
 from router_core import limits
 from tests.agent.relay.client import BODY, Client, ask, post
@@ -118,6 +120,7 @@ def test_chunk_framing_without_body_bytes_is_bounded() -> None:
         assert "bad_request" in verdicts
 
 
+@pytest.mark.lesson("bodies without a limit")
 async def test_a_body_beyond_the_limit_is_refused_before_it_is_read() -> None:
     async with Recorder() as up, running(up.port) as relay:
         heard = await ask(

@@ -31,6 +31,7 @@ async def test_an_engine_whose_api_lies_below_another_path_is_asked_there() -> N
         assert up.requests[0].line == b"POST /openai/v1/chat/completions HTTP/1.1"
 
 
+@pytest.mark.promise("what is odd in a body passes as it came")
 @pytest.mark.threat("T31")
 @pytest.mark.parametrize("body", ODD_BODIES)
 async def test_a_request_body_arrives_byte_for_byte(body: bytes) -> None:
@@ -72,6 +73,7 @@ async def test_a_large_request_and_a_large_answer_keep_their_hashes() -> None:
         relay.assert_idle()
 
 
+@pytest.mark.lesson("dstackai/dstack#4269: streams that are held back")
 async def test_each_write_of_a_stream_arrives_before_the_next_is_sent() -> None:
     heard_so_far = asyncio.Event()
 
@@ -181,6 +183,7 @@ async def test_interim_answers_are_skipped_and_errors_of_the_engine_pass_whole()
         assert relay.watch.results() == ["answered"]
 
 
+@pytest.mark.lesson("BerriAI/litellm#32202: a client's key that leaks")
 @pytest.mark.threat("T33")
 @pytest.mark.threat("T34")
 async def test_credentials_hints_and_cookies_never_go_upstream() -> None:
@@ -261,6 +264,7 @@ async def test_the_reply_says_who_served_it() -> None:
         assert heard.headers["server"] == "pairmesh"
 
 
+@pytest.mark.lesson("BerriAI/litellm#30245: an engine that generates for nobody")
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("leave", ["close", "reset"])
 async def test_the_engine_is_cancelled_when_the_client_leaves(streaming: bool, leave: str) -> None:

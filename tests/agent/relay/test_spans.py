@@ -48,6 +48,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
     return text.encode("utf-8", "surrogatepass"), dict(members)
 
 
+@pytest.mark.promise("of a body only two spans ever change")
 @given(bodies(), st.text(min_size=1, max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_only_the_models_value_changes_and_only_the_member_goes(

@@ -99,6 +99,7 @@ def test_headers_alone_commit_nothing() -> None:
     assert run.machine.state is State.AWAITING
 
 
+@pytest.mark.lesson("vllm-project/vllm-ascend#13140: 200, then nothing")
 def test_headers_then_death_is_a_failover_and_never_an_empty_answer() -> None:
     run = Run().sent()
     run.tell(ev.HeadReceived(attempt=1, status=200))
@@ -472,6 +473,7 @@ def test_an_abandoned_attempts_byte_changes_nothing() -> None:
     assert run.machine.state is State.DIALLING
 
 
+@pytest.mark.lesson("ai-dynamo/dynamo#475: tokens repeated after a failover")
 def test_after_commit_a_loss_is_told_and_never_retried() -> None:
     run = Run().streaming()
     assert kinds(run.lost()) == ["CancelUpstream", "TellError", "EndAttempt"]
@@ -664,6 +666,7 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.promise("an attempt has one outcome, a request at most one reply")
 @given(
     st.lists(st.tuples(EVENTS, st.integers(0, 4_000)), max_size=60),
     st.sampled_from((None, 20_000)),

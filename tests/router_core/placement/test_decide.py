@@ -125,6 +125,7 @@ open_rows: dict[str, Any] = {
 }
 
 
+@pytest.mark.promise("equal inputs and seed give one decision")
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
 def test_equal_inputs_give_equal_decisions(found: tuple[Row, ...], request: PlacementRequest) -> None:
@@ -148,6 +149,7 @@ def test_the_choice_does_not_depend_on_the_generator(
     assert one.id != two.id
 
 
+@pytest.mark.promise("factors are numbers from 0 to 1")
 @settings(max_examples=100, deadline=None)
 @given(fleets(), requests)
 def test_factors_stay_in_bounds_and_the_record_can_be_written(
@@ -165,6 +167,7 @@ def test_factors_stay_in_bounds_and_the_record_can_be_written(
     assert msgspec.msgpack.decode(packed, type=DecisionRecord) == decision.record
 
 
+@pytest.mark.promise("an excluded candidate is never chosen, and empty is never all")
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
 def test_an_excluded_row_is_never_chosen_and_empty_stays_empty(
@@ -193,6 +196,7 @@ def test_a_load_that_other_models_pay_for_is_chosen_later_than_one_that_nobody_m
     assert served(debt_s=20.0) == "full"
 
 
+@pytest.mark.promise("a worse candidate never ranks better")
 @settings(max_examples=80, deadline=None)
 @given(
     fleets(**open_rows),
@@ -241,6 +245,7 @@ def test_a_worse_row_never_ranks_better(found: tuple[Row, ...], field: str, data
     assert new_score >= score - 1e-12
 
 
+@pytest.mark.promise("with speed alone the unit of time leaves the order")
 @settings(max_examples=40, deadline=None)
 @given(fleets(**open_rows), st.floats(0.1, 10))
 def test_with_speed_alone_the_unit_of_time_changes_no_order(found: tuple[Row, ...], factor: float) -> None:
@@ -267,6 +272,7 @@ def test_with_speed_alone_the_unit_of_time_changes_no_order(found: tuple[Row, ..
             assert scaled[one] <= scaled[other] + 1e-4
 
 
+@pytest.mark.promise("no bonus beats the veto")
 @settings(max_examples=80, deadline=None)
 @given(fleets(**open_rows), st.sampled_from(NAMES), st.floats(0.981, 1.0), st.floats(0.0, 0.8))
 def test_no_bonus_beats_the_veto(
@@ -306,6 +312,7 @@ def test_a_cold_row_does_not_win_by_dominating_the_warm_one_that_is_done_sooner(
     assert chosen_node(decision) == "warm"
 
 
+@pytest.mark.lesson("sgl-project/sglang#27547: a burst all to the first worker")
 def test_a_burst_in_one_turn_spreads_over_equal_nodes() -> None:
     fleet = a_fleet(*(a_row(name, slots=30, tg=50) for name in "abcd"), live=Live(ledger=a_ledger()))
     spread: Counter[str] = Counter()
@@ -337,6 +344,7 @@ def test_of_near_ties_that_are_all_busy_the_warm_ones_share_the_draw() -> None:
     assert {row.out for row in decided(a_request(), fleet, policy).record.candidates} == {None}, "all stood"
 
 
+@pytest.mark.lesson("sgl-project/sglang#14305: affinity that ignores load")
 def test_a_pinned_session_stays_until_its_row_is_busy() -> None:
     pin = Pin(endpoint=a_row("a").key, model="tiny", tokens=1100, at_ms=NOW - 1000)
     request = a_request(pin=pin, text_bytes=4320)

@@ -118,6 +118,7 @@ def test_an_embedding_request_needs_no_known_no_of_embeddings() -> None:
     assert decided(request, refusing).reason is Reason.CAPABILITY
 
 
+@pytest.mark.lesson("a half-open node that wins on rank")
 def test_an_open_breaker_excludes_and_a_half_open_one_is_the_last_resort() -> None:
     live = Live(ledger=a_ledger(), breakers=Broken(a=2))
     decision = decided(a_request(), a_fleet(a_row("a", tg=500), a_row("b"), live=live))
@@ -188,6 +189,9 @@ def test_a_suspect_endpoint_serves_only_if_nothing_else_is_left() -> None:
     assert alone.reason is Reason.DEGRADED
 
 
+@pytest.mark.lesson(
+    "kubernetes-sigs/gateway-api-inference-extension#2294: stale pictures trusted, or all dropped"
+)
 def test_when_every_picture_is_stale_the_backups_serve_and_say_so() -> None:
     old = {"taken_ms": NOW - 5001}
     decision = decided(a_request(), a_fleet(a_row("a", **old), a_row("b", **old)))

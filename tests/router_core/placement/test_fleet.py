@@ -501,6 +501,7 @@ def test_an_engine_that_a_node_says_is_outside_the_mesh_is_no_row_of_the_mesh() 
     assert decided(a_request(), fleet).record.excluded_counts == {"locality": 1}
 
 
+@pytest.mark.lesson("exo-explore/exo#2180: a CPU before a GPU")
 def test_a_ram_host_is_ranked_below_a_gpu_host_by_priors_alone() -> None:
     ram = a_static(gpus=(), engines=(replace(a_static().engines[0], gpus=()),))
     slow = a_change("a", static=ram, volatile=a_volatile(gpus=()))

@@ -201,6 +201,7 @@ def test_locality_host_stays_on_this_node() -> None:
     assert chosen_node(decided(a_request(), a_fleet(*rows))) == "b"
 
 
+@pytest.mark.lesson("BerriAI/litellm#33214: 0 read as not told")
 def test_a_told_output_of_zero_stays_zero() -> None:
     decision = decided(a_request(hints=parsed_hints(expect_tokens="0")), a_fleet(a_row("a")))
     assert decision.chosen.output_tokens == 0

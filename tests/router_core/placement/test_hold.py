@@ -276,6 +276,7 @@ def test_whatever_comes_nobody_is_lost_or_released_twice_and_the_bounds_hold(
     assert sorted(rest + served(hold, now)) == sorted(inside)
 
 
+@pytest.mark.promise("equal callers get equal seconds")
 @given(st.lists(st.floats(0.1, 20.0), min_size=8, max_size=40), st.integers(2, 5), st.data())
 @settings(max_examples=30, deadline=None)
 def test_callers_that_always_have_something_waiting_get_equal_seconds(

@@ -33,6 +33,7 @@ def is_as_good(name: tuple[str, str], request: PlacementRequest, fleet: Fleet, n
     return name in [(row.row.key, row.row.model) for row in near_ties(scored, WHOLE)]
 
 
+@pytest.mark.promise("a short list chooses as all candidates do")
 def test_the_choice_from_a_short_list_is_that_from_all_rows() -> None:
     """P14 on 2,000 views; 10,000 of other seeds agreed alike."""
     views, same = 0, 0
@@ -142,5 +143,6 @@ def looks_at(count: int) -> int:
     return Watched.looks
 
 
+@pytest.mark.lesson("quadratic work per request")
 def test_rows_that_nothing_tells_apart_are_not_each_held_against_each() -> None:
     assert looks_at(64) <= 2.5 * looks_at(32)

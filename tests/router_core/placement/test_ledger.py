@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -140,6 +141,7 @@ _steps = st.lists(
 )
 
 
+@pytest.mark.promise("the ledger returns to zero")
 @settings(max_examples=80, deadline=None)
 @given(_steps, st.integers(0, 2**32))
 def test_the_ledger_is_empty_after_any_interleaving(steps: list[str], seed: int) -> None:

@@ -291,6 +291,7 @@ _ROWS = st.lists(
 )
 
 
+@pytest.mark.promise("match and locality are never looser than a cap")
 @settings(max_examples=200, deadline=None)
 @given(
     _ROWS,

@@ -68,6 +68,7 @@ def routed(asked: str, fleet: Fleet) -> bool:
     return decided(a_request(model=asked), fleet).action is Action.ROUTE
 
 
+@pytest.mark.lesson("mem0ai/mem0#4101: the wrong model, or none, for a name")
 @pytest.mark.parametrize(
     ("asked", "offered", "engine", "same"),
     [
@@ -93,6 +94,7 @@ def test_case_tag_registry_and_prefix_twins(asked: str, offered: str, engine: st
 _TAIL = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=12)
 
 
+@pytest.mark.promise("names with a common prefix are different models")
 @settings(max_examples=60, deadline=None)
 @given(_TAIL, _TAIL)
 def test_names_with_a_common_prefix_never_match(tail: str, other: str) -> None:
@@ -162,6 +164,7 @@ def test_however_many_targets_an_alias_has_none_costs_more_than_the_most() -> No
     assert [prices[name] for name in names] == [0.0, 0.05, 0.1, 0.15, 0.2, 0.2, 0.2, 0.2]
 
 
+@pytest.mark.lesson("thushan/olla#191: an alias of nothing that means everything")
 def test_an_alias_to_absent_models_is_absent_not_everything() -> None:
     policy = replace(POLICY, aliases=(("chat", ("gone", "lost")),))
     decision = decided(a_request(model="chat"), a_fleet(a_row("a")), policy)

@@ -81,6 +81,7 @@ def stored(record: DecisionRecord, way: str) -> DecisionRecord:
     return msgspec.json.decode(msgspec.json.encode(record), type=DecisionRecord)
 
 
+@pytest.mark.promise("a replay chooses what was chosen")
 @settings(max_examples=150, deadline=None)
 @given(
     fleets().map(lambda rows: a_fleet(*rows)) | alike(),

@@ -1,5 +1,6 @@
 """When an endpoint is left alone, for how long, and how it comes back."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,8 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.promise("a breaker's deadline never shortens")
+@pytest.mark.lesson("BerriAI/litellm#40130: arithmetic of cool-downs")
 @given(STEPS)
 @settings(max_examples=100, deadline=None)
 def test_an_open_breakers_deadline_never_shortens(steps: list[tuple[str, int]]) -> None:

@@ -345,6 +345,7 @@ def test_an_engine_that_refuses_to_unload_keeps_its_model_and_ends_the_plan() ->
     assert host.states() == {A: State.RESIDENT, B: State.FAILED}
 
 
+@pytest.mark.lesson("mudler/LocalAI#9583: a load repeated every 30 s")
 def test_a_load_that_fails_again_and_again_is_tried_ever_less() -> None:
     """mudler/LocalAI#9583: a model that cannot be loaded was loaded every 30 s."""
     host = Host(a_model(B))
