@@ -13,7 +13,7 @@ from agent.mesh.discovery import SERVICE
 from agent.settings.values import MESH_PORT
 from router_core import limits
 from router_core.ids import id32_of_key, node_id_of
-from router_core.mesh import messages
+from router_core.mesh.protocol import messages
 from router_core.mesh.records.receiver import PENALTIES, Reason
 from router_core.policy.mesh import MeshPolicy
 from router_core.record import codec, envelope, state
