@@ -22,6 +22,7 @@ from router_core.record.membership import Liveness
 from router_core.trust import statements
 from tests.docs.tables import page, plain, table
 from tests.docs.wire import fields_of
+from tests.support.sealing import unseal
 
 PAGE = page("mesh-protocol.md")
 MESH = MeshPolicy()
@@ -244,7 +245,7 @@ def test_the_worked_frame_decodes_to_what_the_page_says_and_verifies() -> None:
     id32 = id32_of_key(key32)
     assert key32.hex() in PAGE
     assert node_id_of(id32) in PAGE
-    header = envelope.unseal(heard.sealed, bytes(range(8)), key32, Ed25519Verifier())
+    header = unseal(heard.sealed, bytes(range(8)), key32, Ed25519Verifier())
     assert header.id16 == id32[:16]
     assert (header.epoch, header.seq, header.mono_ms, header.due_ms) == (3, 42, 5_000_000, 2_000)
     assert header.sref is not None
