@@ -8,16 +8,18 @@ import ast
 import inspect
 import re
 from argparse import Action, ArgumentParser, _SubParsersAction
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
 from msgspec import Struct
 from msgspec.structs import fields
 
+from agent.admin import routes
 from agent.admin.config_verbs import NoArguments
 from agent.admin.documents import DrainDoc, RosterDoc, StatusDoc, view_doc
 from agent.admin.drain_verbs import DrainArguments
@@ -25,13 +27,15 @@ from agent.admin.guard import Refusal
 from agent.admin.questions import ExplainBody, ReplayBody
 from agent.admin.routes import _ASKED, _DECISION, _DO, _READ
 from agent.admin.trust_verbs import AddArguments, RemoveArguments
-from agent.cli import VERBS, parser
+from agent.cli import VERBS, config, parser
 from agent.cli.exits import Exit
 from agent.cli.findings import Finding, Health
 from agent.identity.member_file import _Text as MemberFileText
 from agent.identity.membership import AddCode, RemoveCode
 from agent.observe.journal_file import _STEPS as JOURNAL_STEPS
+from agent.relay import lists, native_lists
 from agent.relay.codes import CODES
+from agent.relay.dialects import ollama, openai
 from agent.relay.headers import REPLY_FAMILIES, REPLY_PASSED, REQUEST_PASSED
 from agent.relay.paths import _ONE_BLOB, _ONE_MODEL, ROUTES, Closed, View
 from agent.relay.ports import AccessLine
@@ -123,14 +127,27 @@ DOCUMENTS: Final[Mapping[str, type[Struct]]] = {
     "POST /v1/replay, asked": ReplayBody,
 }
 """Documents that are one struct each."""
-WRITTEN_OUT: Final[Mapping[str, tuple[str, ...]]] = {
-    "GET /v1/decisions": ("decisions",),
-    "POST /v1/replay": ("same", "was", "record"),
-    "refusal": ("error", "detail", "faults"),
-    "config check": ("folder", "faults", "unread"),
-    "config show": ("pairmesh.toml", "policy.toml", "policy_hash", "waiting", "faults", "daemon"),
+WRITTEN_OUT: Final[Mapping[str, tuple[Callable[..., object], ...]]] = {
+    "refusal": (routes.refused, routes._faulty, routes.Routes.do, routes.Routes._replay),
+    "GET /v1/decisions": (routes.Routes._recent,),
+    "POST /v1/replay": (routes.Routes._replay,),
+    "error, OpenAI": (openai.error,),
+    "error, Ollama": (ollama.error,),
+    "GET /health": (lists.health,),
+    "GET /v1/models/ID": (lists._entry,),
+    "GET /api/tags": (native_lists._tag, native_lists._details),
+    "GET /api/ps": (native_lists._running, native_lists._details),
+    "GET /api/version": (lists.version,),
+    "config check": (config._check,),
+    "config show": (config._show, config._show_files),
 }
-"""Documents that are a mapping in the code that prints them."""
+"""Documents that are a mapping in the functions that answer or print them."""
+OF_THE_API: Final = tuple(
+    name for name in WRITTEN_OUT if name.startswith(("error", "GET /health", "GET /v1/models", "GET /api"))
+)
+"""Those that the inference API answers."""
+_REFUSAL: Final = frozenset({"error", "detail", "faults"})
+_BOTH: Final = ("refusal", "POST /v1/replay")
 MEMBER_FILE: Final = "member file"
 DOCTOR: Final = "doctor"
 QUESTION: Final = "authority, question"
@@ -288,7 +305,10 @@ def keys_of(kind: object) -> list[str]:
 def documents() -> dict[str, list[str]]:
     """The keys of every JSON document, by route or command. An answer of a verb is behind ``POST /v1/do/VERB``."""
     found = {name: _bare(keys_of(kind)) for name, kind in DOCUMENTS.items()}
-    found |= {name: list(keys) for name, keys in WRITTEN_OUT.items()}
+    for name, functions in WRITTEN_OUT.items():
+        keys = [key for function in functions for key in _written(function)]
+        of_it = [key for key in keys if name not in _BOTH or (key in _REFUSAL) == (name == "refusal")]
+        found[name] = list(dict.fromkeys(of_it))
     (view,) = returned(ast.parse(inspect.getsource(view_doc)))
     found[VIEW] = [word for key in spelled(view) for word in _with_record(key)]
     answers = verbs_in(code(), lambda verb: "-" in verb or verb in VERBS)
@@ -307,6 +327,18 @@ def documents() -> dict[str, list[str]]:
         *(fault.value for fault in AnswerFault if fault.value in ("order", "weights", "ttl_ms", "reason")),
     ]
     return found
+
+
+def _written(function: Callable[..., object]) -> list[str]:
+    """The keys of every mapping that is written out in ``function``."""
+    tree = ast.parse(dedent(inspect.getsource(function)))
+    known = inspect.unwrap(function).__globals__
+    keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+    return [
+        str(key.value) if isinstance(key, ast.Constant) else str(known[key.id])
+        for key in keys
+        if isinstance(key, ast.Constant | ast.Name)
+    ]
 
 
 def _bare(keys: Iterable[str]) -> list[str]:

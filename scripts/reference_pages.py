@@ -171,13 +171,17 @@ def _http(said: Words) -> str:
     ]
     outcomes = _of_enum(said, "hint_outcome", HintOutcome)
     passed = names.passed_headers()
+    documents = names.documents()
+    own_json = _table(
+        ("answer", "keys"), [(f"`{name}`", _listed(documents[name])) for name in names.OF_THE_API]
+    )
     return (
         f"## Routes\n\nOn `api.listen`.\n\n{routes}\n\n## Headers\n\n{_table(('header', 'stands in', 'meaning'), own)}\n\n"
         "## Hints in the body\n\nWithout `x-pairmesh-` and with `_` for `-`, in one object `pairmesh` of the body, which no "
         f"engine gets to see; a header wins. Headers and object hold {limits.HINT_HEADERS // limits.KIB} KiB each.\n\n"
         f"{_table(('key', 'header'), hints)}\n\n## Terms of x-pairmesh-require\n\nCommas stand between them; `!` before one "
         f"negates it, where nothing else is said.\n\n{_table(('term', 'takes'), terms)}\n\n## What became of a hint\n\n"
-        f"In `x-pairmesh-hints`.\n\n{outcomes}\n\n## Headers that pass through\n\nTo the engine: "
+        f"In `x-pairmesh-hints`.\n\n{outcomes}\n\n## Answers of its own\n\n{own_json}\n\n## Headers that pass through\n\nTo the engine: "
         f"{_listed(passed['up'])}, and what `pass_headers` of its manifest names. To the client: {_listed(passed['down'])}."
         " All others are dropped."
     )
@@ -237,7 +241,7 @@ def _admin(said: Words) -> str:
     flat = "\n\n".join(
         f"### {name}\n\n{_listed(keys) if keys else 'No keys.'}"
         for name, keys in names.documents().items()
-        if name not in names.DOCUMENTS
+        if name not in names.DOCUMENTS and name not in names.OF_THE_API
     )
     sets = _table(("of", "words"), [(kind, _listed(sorted(each))) for kind, each in names.WORDS.items()])
     documents = _table(
