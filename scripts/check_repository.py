@@ -96,9 +96,9 @@ def faults_of_links() -> list[str]:
 
 
 def faults_of_reference() -> list[str]:
-    from scripts.reference_pages import stale
+    from scripts import page_tables, reference_pages
 
-    return [f"{path} is stale: run scripts/docs" for path in stale()]
+    return [f"{path} is stale: run scripts/docs" for path in [*reference_pages.stale(), *page_tables.stale()]]
 
 
 def defects() -> list[dict[str, str]]:
@@ -120,9 +120,10 @@ def faults_of_replay() -> list[str]:
 def main() -> int:
     sys.path.insert(0, str(ROOT))
     if "--write" in sys.argv[1:]:
-        from scripts.reference_pages import write
+        from scripts import page_tables, reference_pages
 
-        write()
+        reference_pages.write()
+        page_tables.write()
     faults = [
         *faults_of_text(),
         *faults_of_pins(),

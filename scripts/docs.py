@@ -18,12 +18,13 @@ def main() -> int:
     args = parser.parse_args()
     if args.site is not None:
         return site(args.site)
-    from scripts import reference_pages
+    from scripts import page_tables, reference_pages
 
     if not args.check:
         reference_pages.write()
+        page_tables.write()
         return 0
-    stale = reference_pages.stale()
+    stale = [*reference_pages.stale(), *page_tables.stale()]
     for path in stale:
         print(f"{path} is stale: run scripts/docs", file=sys.stderr)
     return 1 if stale else 0
