@@ -1,5 +1,6 @@
 """``scripts/docs``: writes or checks the reference pages, builds the site."""
 
+import logging
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -36,6 +37,7 @@ def site(folder: Path) -> int:
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort
 
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder.resolve())))
     except Abort as fault:
