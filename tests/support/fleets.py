@@ -185,6 +185,12 @@ def sustained(seen: Survey) -> Callable[[Scored], float]:
     return lambda scored: capacity(scored.row, seen.need)
 
 
+def choice_of(decision: Decision) -> Choice:
+    """The choice of a decision that routes."""
+    assert decision.chosen is not None, decision
+    return decision.chosen
+
+
 def chosen_node(decision: Decision) -> str | None:
     return None if decision.chosen is None else decision.chosen.node_name
 

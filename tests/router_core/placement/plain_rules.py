@@ -198,7 +198,8 @@ class Plain:
 
     def fall_back(self, told: Outcome, rows: tuple[Row, ...], soft: list[Row]) -> None:
         if not told.main and soft:
-            able, spare = [], []
+            able: list[Judged] = []
+            spare: list[Judged] = []
             for row in soft:
                 reason = self.first_filter(row, forgiven=True)
                 if reason is not None:

@@ -23,6 +23,7 @@ from tests.support.fleets import (
     a_ledger,
     a_request,
     a_row,
+    choice_of,
     chosen_node,
     decided,
     id32,
@@ -62,7 +63,7 @@ def test_of_many_items_the_longest_counts_for_the_context_and_all_for_the_work()
     request = a_request(dialect=Dialect.EMBED, text_bytes=64 * 200, item_bytes=200)
     decision = decided(request, a_fleet(a_row("a", ctx=512)))
     assert (decision.action, decision.record.candidates[0].adj) == (Action.ROUTE, 0.0)
-    assert decision.chosen.prompt_tokens == 3_556
+    assert choice_of(decision).prompt_tokens == 3_556
     counted = a_request(
         dialect=Dialect.EMBED,
         text_bytes=0,
@@ -72,7 +73,7 @@ def test_of_many_items_the_longest_counts_for_the_context_and_all_for_the_work()
         sure_tokens=300,
     )
     decision = decided(counted, a_fleet(a_row("a", ctx=512)))
-    assert (decision.action, decision.chosen.prompt_tokens) == (Action.ROUTE, 2_400)
+    assert (decision.action, choice_of(decision).prompt_tokens) == (Action.ROUTE, 2_400)
     assert decided(replace(counted, sure_tokens=513), a_fleet(a_row("a", ctx=512))).reason.status == 400
 
 
@@ -152,6 +153,7 @@ SILENT = ((node_id_of(id32("b")), NodeName("b")),)
 def test_right_after_a_start_a_request_waits_for_members_that_may_have_the_model() -> None:
     waits = just_started(True, 2_000)
     assert (waits.action, waits.reason, waits.reason.status) == (Action.QUEUE, Reason.STARTING, 503)
+    assert waits.hold is not None
     assert (waits.hold.since_ms, waits.hold.until_ms) == (NOW, NOW + 8_000)
     assert waits.retry_after_s is not None
     away = just_started(True, 2_000, a_row("a", down="gone"))

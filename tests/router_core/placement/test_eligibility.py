@@ -24,6 +24,7 @@ from tests.support.fleets import (
     a_request,
     a_row,
     after_failure,
+    choice_of,
     chosen_node,
     decided,
     parsed_hints,
@@ -147,7 +148,7 @@ def test_with_every_breaker_open_one_probe_goes_to_the_least_recently_failed_and
     assert (waiting.action, waiting.reason, waiting.reason.status) == (Action.QUEUE, Reason.BREAKER_OPEN, 503)
     breakers.on_trial = ""
     assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "b"
-    assert chosen_node(decided(after_failure(a_request(), probe.chosen.endpoint), fleet)) == "a"
+    assert chosen_node(decided(after_failure(a_request(), choice_of(probe).endpoint), fleet)) == "a"
 
 
 def test_other_work_under_way_behind_an_open_breaker_keeps_no_probe_waiting() -> None:
@@ -155,7 +156,7 @@ def test_other_work_under_way_behind_an_open_breaker_keeps_no_probe_waiting() ->
     live = Live(ledger=ledger, breakers=Broken(a=2))
     fleet = a_fleet(a_row("a"), live=live)
     probe = decided(a_request(), fleet)
-    ledger.reserve(probe.chosen, NOW)
+    ledger.reserve(choice_of(probe), NOW)
     assert chosen_node(decided(a_request(request_id="r2"), fleet)) == "a"
 
 
@@ -217,13 +218,13 @@ def test_soft_pressure_excludes_until_it_would_empty_the_set() -> None:
     assert chosen_node(decision) == "a"
     assert decision.record.degraded == ("pressure",)
     assert decision.record.excluded_counts == {"pressure": 1}
-    assert decision.chosen.ahead is None
+    assert choice_of(decision).ahead is None
     cold = a_row("b", gate=Gate.SOFT, pressure=0.1, resident=False, loads=False)
     assert chosen_node(decided(a_request(), a_fleet(playing, cold))) == "a", "no model is loaded into a game"
     equal = a_row("b", gate=Gate.SOFT, pressure=0.9)
     decision = decided(a_request(), a_fleet(playing, equal))
     assert decision.record.excluded_counts == {}
-    assert decision.chosen.ahead is None, "its host lets nobody in who is in a hurry"
+    assert choice_of(decision).ahead is None, "its host lets nobody in who is in a hurry"
 
 
 def test_a_pressed_host_of_which_news_are_late_serves_if_it_is_all_there_is() -> None:
@@ -245,8 +246,8 @@ def test_own_uncovered_requests_count_towards_the_ceiling() -> None:
     row = a_row("a", in_flight=4, queued=6)
     fleet = a_fleet(row, live=Live(ledger=ledger))
     assert decided(a_request(), fleet).action is Action.ROUTE
-    for _ in range(2):
-        seq = ledger.reserve(a_choice(row), NOW).seq
+    ledger.reserve(a_choice(row), NOW)
+    seq = ledger.reserve(a_choice(row), NOW).seq
     assert decided(a_request(), fleet).reason is Reason.QUEUE_FULL
     ledger.finish(seq)
     assert decided(a_request(), fleet).action is Action.ROUTE
@@ -258,8 +259,8 @@ def test_own_loads_under_way_probably_take_the_room_of_a_node() -> None:
     other = a_row("b", resident=False, need_bytes=9 * GIB, fit_scale=1.0 * GIB, tg=30)
     fleet = a_fleet(cold, other, live=Live(ledger=ledger))
     decision = decided(a_request(), fleet)
-    assert (chosen_node(decision), decision.chosen.need_bytes) == ("a", 9 * GIB)
-    seq = ledger.reserve(decision.chosen, NOW).seq
+    assert (chosen_node(decision), choice_of(decision).need_bytes) == ("a", 9 * GIB)
+    seq = ledger.reserve(choice_of(decision), NOW).seq
     assert chosen_node(decided(a_request(), fleet)) == "b"
     alone = decided(a_request(), a_fleet(cold, live=Live(ledger=ledger)))
     assert alone.action is Action.ROUTE_COLD
@@ -271,20 +272,20 @@ def test_own_loads_under_way_probably_take_the_room_of_a_node() -> None:
 def test_another_context_on_ollama_is_a_reload_up_to_what_the_weights_allow() -> None:
     row = a_row("a", engine="ollama", resident_ctx=4096, ctx=4096, ctx_most=32_768)
     same = decided(a_request(num_ctx=4096), a_fleet(row))
-    assert (same.action, same.chosen.est.load) == (Action.ROUTE, 0.0)
+    assert (same.action, choice_of(same).est.load) == (Action.ROUTE, 0.0)
     more = decided(a_request(num_ctx=16_384), a_fleet(row))
-    assert (more.action, more.chosen.est.load) == (Action.ROUTE_COLD, 5.0)
+    assert (more.action, choice_of(more).est.load) == (Action.ROUTE_COLD, 5.0)
     most = decided(a_request(num_ctx=65_536, sure_tokens=60_000), a_fleet(row))
     assert most.action is Action.ROUTE_COLD, (
         "Ollama cuts num_ctx to what the weights allow, and the prompt to that"
     )
     untold = decided(a_request(num_ctx=16_384), a_fleet(a_row("a", engine="ollama", resident_ctx=None)))
-    assert untold.chosen.est.load == 0.0, "of a context that nobody tells nothing is expected"
+    assert choice_of(untold).est.load == 0.0, "of a context that nobody tells nothing is expected"
 
 
 def test_several_choices_multiply_the_work_but_not_the_context_of_each() -> None:
     decision = decided(a_request(choices=4), a_fleet(a_row("a")))
-    assert decision.chosen.output_tokens == 4 * 256
+    assert choice_of(decision).output_tokens == 4 * 256
     assert decision.record.req.ctx_need == 1380 + 256
 
 

@@ -44,7 +44,7 @@ def test_an_untried_idle_row_is_tried_where_it_costs_nobody_and_the_record_says_
     assert (chosen_node(decision), decision.reason) == ("untried", Reason.EXPLORE)
     record = decision.record
     assert record.candidates[0].samples == 0
-    assert record.margin < 0.0
+    assert (record.margin or 0.0) < 0.0
     assert [other.row for other in record.alternatives] == [known().key]
     assert replay(record, OFTEN) == record
     assert replay(record, NEVER).chosen == known().key
@@ -96,7 +96,8 @@ def test_a_request_that_nobody_serves_in_time_is_no_trial() -> None:
 
 def test_a_request_whose_best_row_may_be_late_is_no_trial_however_safe_the_other_is() -> None:
     """The best one is much faster, and fails now and then."""
-    frail, slow = {"tg": 200, "success": 0.88}, {"tg": 40, "success": 0.97}
+    frail: dict[str, Any] = {"tg": 200, "success": 0.88}
+    slow: dict[str, Any] = {"tg": 40, "success": 0.97}
     decision = explored(a_fleet(known(**frail), untried(**slow)))
     assert (chosen_node(decision), decision.reason) == ("known", Reason.NATIVE)
     told = {decision.record.names[row.row]: row.f.slo for row in decision.record.candidates}
@@ -125,7 +126,7 @@ def test_an_authority_is_not_overruled_by_curiosity() -> None:
         decision_id="d",
         mode=AuthorityMode.AUTHORITATIVE,
         outcome=AuthorityOutcome.USED,
-        ms=1.0,
+        ms=1,
         advice=Advice(order=(known().key,), weights=None, ttl_ms=0, reason=None),
     )
     decision = explored(a_fleet(known(), untried()), advice=counsel)
@@ -187,6 +188,7 @@ def test_trying_never_costs_a_request_its_targets_and_replays(
     tried, instead = record.candidates[0], otherwise.record.candidates[0]
     assert tried.row != instead.row
     assert max(tried.f.slo, instead.f.slo) < policy.explore_risk
+    assert tried.samples is not None
     assert tried.samples < policy.explore_samples
     assert (tried.resident, tried.fill) == (True, 0.0)
     vetoed = {c.row for c in otherwise.record.candidates if c.out in ("veto", "backup")}

@@ -44,6 +44,7 @@ from tests.support.fleets import (
     a_choice,
     a_ledger,
     a_request,
+    choice_of,
     chosen_node,
     decided,
     parsed_hints,
@@ -70,10 +71,8 @@ def the_row(*changes: ViewChange, **over: Any) -> Row:
 
 
 def cold(**model: Any) -> dict[str, Any]:
-    return {
-        "volatile": a_volatile(residents=()),
-        "static": a_static(models=(ModelFacts(**({"name": "tiny", "engine": 0, "size_mib": 4096} | model)),)),
-    }
+    facts: dict[str, Any] = {"name": "tiny", "engine": 0, "size_mib": 4096}
+    return {"volatile": a_volatile(residents=()), "static": a_static(models=(ModelFacts(**(facts | model)),))}
 
 
 def test_a_row_says_who_where_and_what() -> None:
@@ -405,7 +404,9 @@ def test_an_untried_row_is_judged_by_the_same_quantisation_on_the_same_gpu_befor
     profiles = Profiles(ProfilePolicy())
     for row in untried.rows:
         times = {"a": 0.5, "b": 0.2, "c": 0.1}.get(str(row.node_name))
-        for _ in range(20 if times is not None else 0):
+        if times is None:
+            continue
+        for _ in range(20):
             profiles.learn(an_outcome(row.profile_key, pp=1_000.0, tg=times * prior))
     speeds = {str(row.node_name): 1 / row.token_s for row in folded(view, profiles).rows}
     assert speeds["d"] == pytest.approx(0.5 * prior, rel=0.03)
@@ -463,6 +464,7 @@ def test_a_liar_is_ranked_by_observation_after_twenty_requests() -> None:
 @pytest.mark.threat("T12")
 def test_so_is_one_that_lies_about_its_gpu_instead() -> None:
     (gpu,) = a_static().gpus
+    assert gpu.mem_bw_gbs is not None
     boaster = a_static(gpus=(replace(gpu, mem_bw_gbs=10 * gpu.mem_bw_gbs),))
     view = a_view(a_change("a", static=boaster), a_change("b"))
     believed = folded(view)
@@ -489,7 +491,7 @@ def test_aliases_of_a_manifest_reach_the_row_under_its_own_name() -> None:
     models = (ModelFacts(name="tiny", engine=0, aliases=("chat",)),)
     fleet = folded(a_view(a_change("a", static=a_static(models=models))))
     decision = decided(a_request(model="chat"), fleet)
-    assert decision.chosen.model == "tiny"
+    assert choice_of(decision).model == "tiny"
 
 
 def test_an_engine_that_a_node_says_is_outside_the_mesh_is_no_row_of_the_mesh() -> None:
@@ -522,8 +524,8 @@ def test_a_node_that_is_far_away_costs_its_round_trip_and_none_costs_less_than_t
 
 def test_a_remote_request_pays_for_its_body_on_the_wire() -> None:
     fleet = folded(a_view(a_change("a")))
-    light = decided(a_request(body_bytes=0), fleet).chosen.est
-    heavy = decided(a_request(body_bytes=20_000_000), fleet).chosen.est
+    light = choice_of(decided(a_request(body_bytes=0), fleet)).est
+    heavy = choice_of(decided(a_request(body_bytes=20_000_000), fleet)).est
     assert light.net == pytest.approx(POLICY.rtt_s)
     assert heavy.net == pytest.approx(POLICY.rtt_s + 0.2)
-    assert decided(a_request(), fleet, with_policy(POLICY, rtt_s=0.5)).chosen.est.net == 0.5
+    assert choice_of(decided(a_request(), fleet, with_policy(POLICY, rtt_s=0.5))).est.net == 0.5

@@ -17,7 +17,7 @@ from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
 from router_core.placement.rows import Row
 from tests.support.cluster_views import a_change, a_view
-from tests.support.fleets import POLICY, a_fleet, a_request, a_row, parsed_hints
+from tests.support.fleets import POLICY, a_fleet, a_request, a_row, choice_of, parsed_hints
 
 NODES = (
     (7000, 120, 4),
@@ -114,16 +114,16 @@ def p95_of_routers(seed: int) -> float:
         declined: frozenset[str] = frozenset()
         while True:
             decision = decide(request, fleets[router], POLICY, now_ms, rng)
-            node = int(decision.chosen.node_name[1:])
+            node = int(choice_of(decision).node_name[1:])
             fresh = world.row(node, now)
-            if not declines(fresh, decision.chosen.ahead):
+            if not declines(fresh, choice_of(decision).ahead):
                 break
-            declined |= {decision.chosen.endpoint}
+            declined |= {choice_of(decision).endpoint}
             request = replace(request, attempt=request.attempt + 1, declined=declined)
             known = [fresh if row.key == fresh.key else row for row in fleets[router].rows]
             fleets[router] = a_fleet(*known, m_r=float(ROUTERS), live=Live(ledger=ledgers[router]))
-        seq = ledgers[router].reserve(decision.chosen, now_ms).seq
-        first, end = world.serve(int(decision.chosen.node_name[1:]), now, prompt, output)
+        seq = ledgers[router].reserve(choice_of(decision), now_ms).seq
+        first, end = world.serve(int(choice_of(decision).node_name[1:]), now, prompt, output)
         heapq.heappush(ends, (end, router, seq))
         ttft.append(first - now)
     for _, owner, seq in ends:

@@ -17,6 +17,7 @@ from tests.support.fleets import (
     a_fleet,
     a_request,
     a_row,
+    choice_of,
     chosen_node,
     decided,
     parsed_hints,
@@ -89,7 +90,7 @@ def test_ranked_preferences_fall_back_in_order() -> None:
 
 def test_a_preference_may_name_one_endpoint_or_a_node_id() -> None:
     slow, fast = a_row("a", endpoint="ollama"), a_row("a", endpoint="llamacpp", tg=60)
-    assert preferring("@a/ollama", slow, fast).chosen.endpoint_name == "ollama"
+    assert choice_of(preferring("@a/ollama", slow, fast)).endpoint_name == "ollama"
     assert chosen_node(preferring(a_row("b").node_id, a_row("a"), a_row("b", **SLOWER))) == "b"
     assert outcome_of(preferring("@a/vllm", slow, fast)) == (HintOutcome.IGNORED_UNKNOWN, None)
 
@@ -114,7 +115,7 @@ def test_two_concurrent_requests_with_opposite_hints_never_mix() -> None:
             request = a_request(request_id=f"{side}-{turn}", hints=wishes[side])
             decisions[side] = decide(request, fleet, POLICY, NOW, rng)
             if order.random() < 0.5:
-                open_work.append((side, ledger.reserve(decisions[side].chosen, NOW).seq))
+                open_work.append((side, ledger.reserve(choice_of(decisions[side]), NOW).seq))
         while open_work and order.random() < 0.6:
             ledger.finish(open_work.pop(order.randrange(len(open_work)))[1])
         for side, decision in decisions.items():
@@ -204,9 +205,9 @@ def test_locality_host_stays_on_this_node() -> None:
 @pytest.mark.lesson("BerriAI/litellm#33214: 0 read as not told")
 def test_a_told_output_of_zero_stays_zero() -> None:
     decision = decided(a_request(hints=parsed_hints(expect_tokens="0")), a_fleet(a_row("a")))
-    assert decision.chosen.output_tokens == 0
-    assert decided(a_request(output_cap=0), a_fleet(a_row("a"))).chosen.output_tokens == 0
-    assert decided(a_request(), a_fleet(a_row("a"))).chosen.output_tokens == 256
+    assert choice_of(decision).output_tokens == 0
+    assert choice_of(decided(a_request(output_cap=0), a_fleet(a_row("a")))).output_tokens == 0
+    assert choice_of(decided(a_request(), a_fleet(a_row("a")))).output_tokens == 256
 
 
 @pytest.mark.parametrize("pressure", [0.05, 0.1, 0.3, 0.7])
@@ -227,7 +228,7 @@ def test_an_answer_is_as_long_as_usual_or_as_told_and_never_longer_than_its_cap(
 ) -> None:
     hints = NO_HINTS if expected is None else parsed_hints(expect_tokens=expected)
     decision = decided(a_request(output_cap=cap, hints=hints), a_fleet(a_row("a")))
-    assert decision.chosen.output_tokens == tokens
+    assert choice_of(decision).output_tokens == tokens
 
 
 def test_a_hint_did_not_decide_against_a_row_that_could_not_have_been_chosen() -> None:

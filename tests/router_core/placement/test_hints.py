@@ -1,6 +1,7 @@
 """The grammar of hints: what is understood, what is ignored, what refuses the request."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from tests.support.fleets import id32
 NODE_ID = node_id_of(id32("a"))
 
 
-def parsed(*headers: tuple[str, str], body: object = None, **more: object) -> Hints:
+def parsed(*headers: tuple[str, str], body: object = None, **more: Any) -> Hints:
     hints = parse_hints(headers, None if body is None else json.dumps(body).encode(), **more)
     assert isinstance(hints, Hints), hints
     return hints

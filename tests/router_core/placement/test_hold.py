@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +19,8 @@ POLICY = PlacementPolicy()
 INTERACTIVE, BATCH, BACKGROUND = RequestClass
 
 
-def waiting(ticket: int, **over: object) -> Waiting:
-    fields: dict[str, object] = {
+def waiting(ticket: int, **over: Any) -> Waiting:
+    fields: dict[str, Any] = {
         "ticket": ticket,
         "request_class": INTERACTIVE,
         "caller": "local",

@@ -22,6 +22,7 @@ from tests.support.fleets import (
     a_ledger,
     a_request,
     a_row,
+    choice_of,
     chosen_node,
     decided,
     parsed_hints,
@@ -48,7 +49,7 @@ class OneOpen:
 
 
 BASE, OTHER_BASE = b"base-one", b"base-two"
-DOWN = {"down": "engine"}
+DOWN: dict[str, Any] = {"down": "engine"}
 ONE, TWO = b"\1" * 32, b"\2" * 32
 
 
@@ -77,8 +78,8 @@ def code_of(decision: Decision, name: str) -> tuple[Reason, str | None]:
 def test_a_quant_twin_serves_where_it_is_allowed_and_is_named() -> None:
     decision = asked("quant", q4(**DOWN), q8())
     assert decision.action is Action.ROUTE
-    assert decision.chosen.model == "tiny:q8"
-    assert decision.chosen.match is Match.QUANT
+    assert choice_of(decision).model == "tiny:q8"
+    assert choice_of(decision).match is Match.QUANT
     (candidate,) = decision.record.candidates
     assert (candidate.level, candidate.adj) == (1, 0.1)
     assert decision.record.req.model_asked == "tiny:q4"
@@ -103,7 +104,7 @@ def test_the_operators_cap_holds_and_is_told() -> None:
 def test_a_looser_level_stays_shut_while_the_model_itself_meets_its_targets() -> None:
     decision = asked("any", q4(tg=20), q8(tg=200))
     assert chosen_node(decision) == "a"
-    assert decision.chosen.match is Match.EXACT
+    assert choice_of(decision).match is Match.EXACT
     assert code_of(decision, "b") == (Reason.MODEL_ABSENT, "better_match")
 
 
@@ -152,8 +153,9 @@ def test_what_is_unknown_or_too_coarse_or_too_small_never_qualifies(
 @pytest.mark.parametrize("field", ["base", "family", "params_m"])
 def test_of_a_model_whose_own_lineage_is_unknown_nothing_is_kin(field: str) -> None:
     match = "quant" if field == "base" else "family"
-    twin = q8(**({} if field == "base" else {"base": OTHER_BASE}))
-    assert asked(match, q4(**DOWN, **{field: None}), twin).action is Action.REJECT
+    twin = q8() if field == "base" else q8(base=OTHER_BASE)
+    unknown: dict[str, Any] = {field: None}
+    assert asked(match, q4(**DOWN, **unknown), twin).action is Action.REJECT
 
 
 def test_owners_that_contradict_each_other_about_the_base_make_it_unknown() -> None:
@@ -183,7 +185,7 @@ def test_any_is_the_operators_pool_and_nothing_else() -> None:
     assert asked("any", *fleet, model="gone").reason is Reason.MODEL_ABSENT
     pool = replace(POLICY, match_any_pool=("big",))
     decision = asked("any", *fleet, model="gone", policy=pool)
-    assert decision.chosen.model == "big"
+    assert choice_of(decision).model == "big"
     assert (decision.record.candidates[0].level, decision.record.candidates[0].adj) == (3, 0.5)
     assert decision.record.req.model_asked == ""
     assert asked("family", *fleet, model="gone", policy=pool).reason is Reason.MODEL_ABSENT
@@ -197,11 +199,11 @@ def test_a_refusal_for_lack_of_stand_ins_never_tells_the_name_that_nobody_offers
 
 
 def test_embeddings_are_never_mixed_with_those_of_another_model() -> None:
-    embed = {"dialect": Dialect.EMBED}
+    embed: dict[str, Any] = {"dialect": Dialect.EMBED}
     related = q8(base=OTHER_BASE)
     assert asked("family", q4(**DOWN), related, **embed).action is Action.REJECT
     decision = asked("family", q4(**DOWN), q8(), **embed)
-    assert decision.chosen.match is Match.QUANT
+    assert choice_of(decision).match is Match.QUANT
     assert decision.record.req.match == "quant"
 
 
@@ -212,14 +214,14 @@ def test_another_digest_of_the_same_name_counts_by_its_lineage() -> None:
     assert code_of(exact, "b") == (Reason.MODEL_ABSENT, "digest")
     loose = asked("quant", *rows, model=f"tiny:q4@sha256:{ONE.hex()}")
     assert chosen_node(loose) == "b"
-    assert loose.chosen.match is Match.QUANT
+    assert choice_of(loose).match is Match.QUANT
     assert loose.record.excluded_counts == {"unreachable": 2}
 
 
 def test_an_aliass_price_comes_on_top_of_the_levels() -> None:
     policy = replace(POLICY, aliases=(("chat", ("other", "tiny:q4")),))
     decision = asked("quant", q4(**DOWN), q8(), model="chat", policy=policy)
-    assert decision.chosen.model == "tiny:q8"
+    assert choice_of(decision).model == "tiny:q8"
     assert decision.record.candidates[0].adj == pytest.approx(0.15)
 
 
@@ -240,7 +242,7 @@ def test_an_alias_means_one_digest_of_each_of_its_names() -> None:
 
 def test_after_a_failure_a_stand_in_may_take_over() -> None:
     decision = asked("quant", q4(), q8(), tried=frozenset([q4().key]))
-    assert (chosen_node(decision), decision.chosen.match) == ("b", Match.QUANT)
+    assert (chosen_node(decision), choice_of(decision).match) == ("b", Match.QUANT)
     assert decision.record.excluded_counts == {"tried": 1}
 
 
@@ -249,7 +251,7 @@ def test_a_stand_in_probed_behind_its_open_breaker_stays_one() -> None:
     fleet = a_fleet(q4(**DOWN), q8(), live=live)
     decision = decided(a_request(model="tiny:q4", hints=parsed_hints(match="quant")), fleet)
     assert decision.record.degraded == ("probe",)
-    assert decision.chosen.match is Match.QUANT
+    assert choice_of(decision).match is Match.QUANT
     assert decision.record.candidates[0].adj == 0.1
 
 
@@ -313,6 +315,7 @@ def test_effective_match_and_locality_are_never_looser_than_a_cap(
     decision = decided(a_request(model="tiny:q4", hints=hints), fleet, policy)
     for candidate in decision.record.candidates:
         row = fleet.row(candidate.row, candidate.model)
+        assert row is not None
         assert candidate.level <= min(match.level, cap.level)
         assert row.is_self or Locality.HOST not in (locality, spill_cap)
         assert not row.cloud or (locality, spill_cap) == (Locality.ANY, Locality.ANY)
@@ -320,6 +323,7 @@ def test_effective_match_and_locality_are_never_looser_than_a_cap(
             assert row.model == "tiny:q4" or row.digest is not None
         elif candidate.level == 1:
             assert row.base is not None
+            assert row.bits is not None
             assert row.bits >= policy.match_min_bits
         elif candidate.level == 2:
             assert row.family is not None
@@ -346,14 +350,15 @@ def test_bits_are_known_by_whole_names_and_unknown_ones_stay_unknown() -> None:
         "FP8_E4M3",
     ]
     coarse = ["Q3_K_M", "Q3_K_S", "Q2_K", "IQ3_XXS", "IQ1_S", "GPTQ-3", "AWQ-2BIT"]
-    assert all(nominal_bits(name) >= least for name in fine)
-    assert all(nominal_bits(name) < least for name in coarse)
+    assert all((nominal_bits(name) or 0.0) >= least for name in fine)
+    assert all(0.0 < (nominal_bits(name) or 0.0) < least for name in coarse)
     assert [nominal_bits(name) for name in ("", "K_M", "XQ4_0", "AWQ-MIXED", None)] == [None] * 5
-    assert nominal_bits("Q5_K_M") > nominal_bits("Q5_K_S") > nominal_bits("Q4_K_M") > nominal_bits("Q4_K_S")
+    ordered = [nominal_bits(name) or 0.0 for name in ("Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S")]
+    assert ordered == sorted(set(ordered), reverse=True)
 
 
 def test_a_body_may_ask_for_a_looser_match() -> None:
     hints = parse_hints([], b'{"match": "quant"}')
     assert isinstance(hints, Hints)
     decision = decided(a_request(model="tiny:q4", hints=hints), a_fleet(q4(**DOWN), q8()))
-    assert decision.chosen.match is Match.QUANT
+    assert choice_of(decision).match is Match.QUANT

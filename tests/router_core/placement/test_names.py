@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router_core.placement.fleet import Fleet
 from router_core.placement.names import nearest, parse_model_name
 from router_core.placement.reasons import Action, Reason
-from tests.support.fleets import POLICY, a_fleet, a_request, a_row, chosen_node, decided
+from tests.support.fleets import POLICY, a_fleet, a_request, a_row, choice_of, chosen_node, decided
 
 HEX = "ab" * 32
 
@@ -110,7 +110,7 @@ def test_equal_digests_under_different_names_are_one_model() -> None:
     fleet = a_fleet(a_row("a", digest=digest, in_flight=12), a_row("b", model="other", digest=digest))
     decision = decided(a_request(), fleet)
     assert chosen_node(decision) == "b"
-    assert decision.chosen.model == "other"
+    assert choice_of(decision).model == "other"
 
 
 def test_of_two_digests_the_one_on_most_rows_is_meant() -> None:

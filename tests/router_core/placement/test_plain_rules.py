@@ -105,9 +105,10 @@ def a_chance_view(rng: Random, count: int, odd: int = 1) -> Fleet:
     if count > 1 and rng.random() < 0.3:
         rows[0] = a_row("n0")
         rows[1] = a_row("n1")
-    breakers = Broken(
-        **{f"n{number}": rng.choice((1, 2, 2)) for number in range(count) if rng.random() < 0.3}
-    )
+    states: dict[str, Any] = {
+        f"n{number}": rng.choice((1, 2, 2)) for number in range(count) if rng.random() < 0.3
+    }
+    breakers = Broken(**states)
     suspects = frozenset(row.key for row in rows if rng.random() < 0.1)
     live = Live(ledger=a_ledger())
     if rng.random() < 0.3:

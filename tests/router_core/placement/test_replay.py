@@ -131,7 +131,7 @@ def test_another_policy_replays_to_what_it_would_have_chosen_from_the_same_estim
     assert replay(before, policy).chosen == after.chosen
 
 
-def rows_of(record: DecisionRecord) -> set[tuple[int, str]]:
+def rows_of(record: DecisionRecord) -> set[tuple[str, str]]:
     """The rows in the running: how many pressed ones are forgiven is the policy's too, and a record tells no others."""
     return {(row.row, row.model) for row in record.candidates}
 

@@ -1,5 +1,7 @@
 """What becomes of requests that find no room: ceilings by class, holding, shedding, and honest refusals."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from router_core.placement.fleet import Live
@@ -37,7 +39,7 @@ class Holder:
         return body_bytes <= share * self.room
 
 
-def of_class(request_class: RequestClass, request_id: str = "r", **over: object) -> PlacementRequest:
+def of_class(request_class: RequestClass, request_id: str = "r", **over: Any) -> PlacementRequest:
     hints = Hints(request_class=request_class, **over)
     return replace(a_request(request_id=request_id), hints=hints)
 
@@ -76,7 +78,7 @@ def test_the_ingress_keeps_the_same_reserve() -> None:
         replace(a_row("me", is_self=True), node_id=a_fleet().node_id, key=f"{a_fleet().node_id}/llamacpp"),
         live=Live(ledger=ledger),
     )
-    causes = {request_class: [] for request_class in RequestClass}
+    causes: dict[RequestClass, list[Cause | None]] = {request_class: [] for request_class in RequestClass}
     for _ in range(12):
         for request_class in RequestClass:
             ask = IngressAsk(

@@ -122,7 +122,9 @@ def test_d_and_e_share_the_draw_by_what_they_sustain() -> None:
     tied = near_ties(
         sorted((row for row in seen.scored if row.row.node_name in "de"), key=lambda s: s.score), NET
     )
-    weights = dict(zip([row.row.node_name for row in tied], draw_weights(tied, sustained(seen)), strict=True))
+    weights = dict(
+        zip([str(row.row.node_name) for row in tied], draw_weights(tied, sustained(seen)), strict=True)
+    )
     assert weights["d"] == pytest.approx(1.001, abs=0.001)
     assert weights["e"] == pytest.approx(0.937, abs=0.001)
     assert weights["d"] / sum(weights.values()) == pytest.approx(0.517, abs=0.001)
@@ -140,9 +142,9 @@ def test_the_draw_follows_its_weights_over_many_requests() -> None:
 def test_alternatives_name_what_spoke_against_them() -> None:
     fleet = the_fleet()
     decision = next(
-        found
+        routed
         for number in range(50)
-        if chosen_node(found := decided(a_request(request_id=f"r{number}"), fleet, NET)) == "d"
+        if chosen_node(routed := decided(a_request(request_id=f"r{number}"), fleet, NET)) == "d"
     )
     names = {row.key: row.node_name for row in fleet.rows}
     found = [(names[other.row], other.top_factor) for other in decision.record.alternatives]
@@ -155,7 +157,7 @@ def test_a_busy_video_node_leaves_the_choice_to_e_alone() -> None:
     for number in range(50):
         decision = decided(a_request(request_id=f"r{number}"), fleet, NET)
         assert chosen_node(decision) == "e"
-    assert by_name(decision)["d"].score == pytest.approx(0.350, abs=0.001)
+        assert by_name(decision)["d"].score == pytest.approx(0.350, abs=0.001)
 
 
 def test_of_two_idle_nodes_the_fast_one_is_taken_in_a_thousand_of_a_thousand() -> None:

@@ -31,7 +31,7 @@ def gpu(key: str, at_ms: int, util: int = 0, free_gib: float = 20, **changes: An
     identity = GpuIdentity(
         key=key, name="card", vram_total_bytes=24 * GIB, unified=changes.pop("unified", False)
     )
-    sample = {
+    sample: dict[str, Any] = {
         "identity": identity,
         "state": GpuState.OK,
         "util_pct": measured(util, at_ms),
@@ -275,7 +275,7 @@ def test_same_samples_give_same_levels_and_nothing_rises_without_others(
     first, again = Rig(DESKTOP), Rig(DESKTOP)
     for rig in (first, again):
         for util, free, ours, seconds in steps:
-            reading = {"util_pct": missing(rig.now)} if util is None else {"util": util}
+            reading: dict[str, Any] = {"util_pct": missing(rig.now)} if util is None else {"util": util}
             rig.run(seconds, {"free_gib": free, **reading}, ours=ours, cooling=ours)
     assert (first.machine.resources, first.machine.gpus, first.urgent) == (
         again.machine.resources,

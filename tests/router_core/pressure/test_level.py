@@ -173,13 +173,13 @@ def test_a_stale_value_still_scores() -> None:
 
 def test_the_deadline_tells_when_the_level_would_change() -> None:
     probe = at(NONE)
-    assert probe.signal.deadline is None
+    before = probe.signal.deadline
     probe.give(30)
-    assert probe.signal.deadline == 5_000
+    assert (before, probe.signal.deadline) == (None, 5_000)
     probe.give(60)
-    assert probe.signal.deadline == 5_000
+    kept = probe.signal.deadline
     probe.give(0)
-    assert probe.signal.deadline is None
+    assert (kept, probe.signal.deadline) == (5_000, None)
     probe = at(HIGH)
     probe.give(3)
     assert probe.signal.deadline == 22_000

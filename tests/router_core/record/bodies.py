@@ -23,7 +23,7 @@ def of(described: inspect.Type, field: str = "", wild: bool = False) -> st.Searc
             return st.integers(-5, 2**70) if wild else st.integers(low, high)
         case inspect.StrType(pattern=str() as pattern):
             return st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii"))
-        case inspect.StrType(max_length=most):
+        case inspect.StrType(max_length=int(most)):
             if field in ("name", "aliases") and most == 128:
                 return st.text(max_size=200) if wild else _names(most)
             return st.text(max_size=3 * most) if wild else st.text(_PLAIN, max_size=most)
@@ -35,7 +35,7 @@ def of(described: inspect.Type, field: str = "", wild: bool = False) -> st.Searc
             return st.none()
         case inspect.UnionType(types=types):
             return st.one_of([of(one, field, wild) for one in reversed(types)])
-        case inspect.VarTupleType(item_type=item, max_length=most):
+        case inspect.VarTupleType(item_type=item, max_length=int(most)):
             positional = field in ("gpus", "engines")
             return st.lists(
                 of(item, field, wild), max_size=most + 3 if wild and not positional else min(most, 3)

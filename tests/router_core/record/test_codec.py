@@ -1,5 +1,6 @@
 import contextlib
 import tracemalloc
+from collections.abc import Callable
 
 import msgpack
 import msgspec
@@ -42,7 +43,7 @@ def sealed_of(data: bytes) -> Sealed:
 
 
 SHORT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-READERS = {
+READERS: dict[str, Callable[[bytes], object]] = {
     "V": decode_volatile,
     "S": decode_static,
     "L": decode_leave,

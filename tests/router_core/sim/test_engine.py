@@ -1,5 +1,7 @@
 """The simulated engine: batching, queue, memory, loads, eviction, forecasts."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +13,8 @@ from router_core.sim.timeline import Timeline
 class Bench:
     """An engine with what its jobs reported: first tokens and ends in ms, by job."""
 
-    def __init__(self, *, warm: tuple[str, ...] = ("m",), **over: object) -> None:
-        fields: dict[str, object] = {
+    def __init__(self, *, warm: tuple[str, ...] = ("m",), **over: Any) -> None:
+        fields: dict[str, Any] = {
             "slots": 2,
             "models": (ModelSpec(name="m", size_bytes=4 * GIB, pp=1_000.0, tg=50.0),),
             "memory_bytes": 24 * GIB,
@@ -40,12 +42,18 @@ class Bench:
         self.engine.submit(job)
         return number
 
+    def submit_at(self, at_ms: int, prompt: int, output: int, model: str) -> None:
+        def come() -> None:
+            self.submit(prompt, output, model)
+
+        self.timeline.at(at_ms, come)
+
     def run(self, until_ms: int = 600_000) -> "Bench":
         self.timeline.run_until(until_ms)
         return self
 
 
-def two_models(memory_gib: int) -> dict[str, object]:
+def two_models(memory_gib: int) -> dict[str, Any]:
     models = (
         ModelSpec(name="m", size_bytes=4 * GIB, pp=1_000.0, tg=50.0),
         ModelSpec(name="n", size_bytes=4 * GIB, pp=1_000.0, tg=50.0),
@@ -217,9 +225,7 @@ def test_whatever_comes_ends_once_and_nothing_is_left(
 ) -> None:
     bench = Bench(slots=slots, beta=beta, **two_models(memory_gib=memory))
     for model, prompt, output, at_ms in work:
-        bench.timeline.at(
-            at_ms, lambda model=model, prompt=prompt, output=output: bench.submit(prompt, output, model)
-        )
+        bench.submit_at(at_ms, prompt, output, model)
     bench.run(50_000_000)
     assert bench.firsts.keys() == bench.ends.keys() == set(range(len(work)))
     assert all(bench.firsts[number] <= bench.ends[number] for number in bench.ends)

@@ -14,7 +14,7 @@ from router_core.sim.baselines.rules import Pick, RoundRobin, Rule, least_count,
 from router_core.sim.engine import EngineSpec, ModelSpec
 from router_core.sim.fleet_node import NodeSpec
 from router_core.sim.fleet_world import FleetWorld, WireSpec
-from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row, chosen_node
+from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row, choice_of
 
 RULES = [least_count, p2c, p2c_by_capacity]
 
@@ -25,7 +25,7 @@ def picks(rule: Rule, fleet: Fleet, count: int = 300, model: str = "tiny") -> Co
     found: Counter[str] = Counter()
     for number in range(count):
         decision = rule(a_request(request_id=f"r{number}", model=model), fleet, POLICY, NOW, rng)
-        found[chosen_node(decision)] += 1
+        found[choice_of(decision).node_name] += 1
     return found
 
 

@@ -100,7 +100,7 @@ def test_a_roster_never_changes() -> None:
     hear(before, e())
     assert before.members() == {}
     with pytest.raises(TypeError):
-        before.members()[id16_of(id32(1))] = None
+        before.members()[id16_of(id32(1))] = None  # type: ignore[index]  # the refusal is the claim
 
 
 @pytest.mark.threat("T27")
@@ -181,7 +181,8 @@ def test_moving_to_another_mesh_keeps_members_and_removals() -> None:
     assert moved.entries[id16_of(id32(2))].removed
     again = Roster(key(0).key32, OTHER_MESH)
     for entry in moved.entries.values():
-        for statement in (*entry.endorsements, *filter(None, [entry.removal])):
+        said: list[Endorsement | Removal] = [*entry.endorsements]
+        for statement in [*said, entry.removal] if entry.removal is not None else said:
             verdict, again = again.hear(statement.sealed, VERIFIER, check_cert)
             assert verdict is Verdict.ACCEPTED
     assert again.entries == moved.entries

@@ -69,7 +69,8 @@ def reason(signed: bytes, mesh8: bytes = MESH8) -> str:
 def changed(at: int, value: object, statement: Endorsement | Removal = E) -> bytes:
     frame = msgpack.unpackb(statement.sealed.signed)
     frame[at] = value
-    return msgpack.packb(frame)
+    made: bytes = msgpack.packb(frame)
+    return made
 
 
 def test_a_statement_of_another_mesh_is_told_apart() -> None:

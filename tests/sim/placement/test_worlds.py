@@ -6,12 +6,14 @@ import subprocess
 import sys
 import weakref
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from router_core.placement.decide import decide
 from router_core.policy.placement import PlacementPolicy
+from router_core.sim.engine import Job
 from router_core.sim.fleet_world import Ask, FleetWorld
 from router_core.sim.routed import Routed
 from router_core.sim.scenario import LoadLine, NodeLine, Scenario
@@ -99,7 +101,7 @@ def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing(
     specs, supply = scenario.specs(built_in().measured), built_in()
     world = FleetWorld(specs, scenario.wire, 1)
     dispatch = POLICIES["balanced"](world, Random(1))
-    dropped: list[object] = []
+    dropped: list[Job] = []
 
     def start(ask: Ask) -> None:
         if ask.number == scenario.load.before:
@@ -108,7 +110,8 @@ def test_a_node_that_is_alive_and_sixty_times_slower_than_learned_loses_nothing(
             slow.engine.models = {
                 name: replace(model, pp=model.pp / 60, tg=model.tg / 60) for name, model in models
             }
-            slow.engine.cancel = dropped.append
+            stop: Any = dropped.append
+            slow.engine.cancel = stop  # type: ignore[method-assign]  # this one engine only notes it
         dispatch.start(ask)
 
     asks = world.run(requests_of(scenario, specs, 0.0, 1, supply), start)
