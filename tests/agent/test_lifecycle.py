@@ -4,8 +4,9 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_the_watchdog_is_kept_only_if_it_is_ours(
 async def test_pings_stop_while_a_part_is_stale_and_come_back(tmp_path: Path, supervisor: Supervisor) -> None:
     fresh = {"sampler": True, "mesh": True}
     reports: list[tuple[str, ...]] = []
-    parts = {name: lambda name=name: fresh[name] for name in fresh}
+    parts: dict[str, Callable[[], bool]] = {name: partial(fresh.__getitem__, name) for name in fresh}
     told = notifier(tmp_path, WATCHDOG_USEC="60000")
     task = asyncio.create_task(keep_watchdog(told, parts, lambda names: reports.append(tuple(names))))
     try:
@@ -99,7 +100,12 @@ async def test_pings_stop_while_a_part_is_stale_and_come_back(tmp_path: Path, su
         await until(lambda: reports)
         pings = supervisor.hear().count("WATCHDOG=1")
         looked = asyncio.Event()
-        parts["probe"] = lambda: looked.set() or True  # type: ignore[func-returns-value]
+
+        def probe() -> bool:
+            looked.set()
+            return True
+
+        parts["probe"] = probe
         await asyncio.wait_for(looked.wait(), 10)
         assert supervisor.hear().count("WATCHDOG=1") == pings
         assert "STATUS=stale: mesh" in supervisor.hear()
@@ -115,7 +121,12 @@ async def test_pings_stop_while_a_part_is_stale_and_come_back(tmp_path: Path, su
 async def test_the_watchdog_is_fed_at_a_third_of_its_time(tmp_path: Path, supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     looks: list[float] = []
-    parts = {"x": lambda: looks.append(loop.time()) or True}  # type: ignore[func-returns-value]
+
+    def look() -> bool:
+        looks.append(loop.time())
+        return True
+
+    parts = {"x": look}
     told = notifier(tmp_path, WATCHDOG_USEC="300000")
     task = asyncio.create_task(keep_watchdog(told, parts, lambda _: None))
     await until(lambda: len(looks) >= 3)

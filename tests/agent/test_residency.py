@@ -30,7 +30,8 @@ from router_core.record.state import Level, ModelDemand
 from tests.agent.node.rig import World, a_sample
 from tests.agent.node.test_gpus import a_gpu
 from tests.support.engine_setup import Watched, manifest
-from tests.support.fakes.ollama import FakeModel, FakeOllama
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
 from tests.support.llama import LlamaServer, LlamaUnavailable, find_binary, router
 from tests.support.tiny_gguf import write_model
 from tests.support.until import until

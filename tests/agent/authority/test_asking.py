@@ -276,7 +276,7 @@ async def test_an_answer_is_used_again_as_long_as_it_may_be() -> None:
     world = three_nodes()
     script = answers(order=[key_of("beta")], ttl_ms=500)
     async with listening(script) as authority, asking(world, authority.url):
-        outcomes = []
+        outcomes: list[str] = []
         for later_ms in (0, 499, 1, 499):
             world.clock.now += later_ms
             outcomes.append((await routed(world, f"r{len(outcomes)}"))[1].outcome.value)
@@ -286,7 +286,7 @@ async def test_an_answer_is_used_again_as_long_as_it_may_be() -> None:
 
 async def test_an_answer_is_for_its_model_class_locality_and_rows_alone() -> None:
     world = three_nodes()
-    asked_for = [
+    asked_for: list[dict[str, Any]] = [
         {},
         {"headers": (("x-pairmesh-class", "batch"),)},
         {"headers": (("x-pairmesh-require", "!node=@gamma"),)},
@@ -412,7 +412,7 @@ async def test_after_five_failures_in_a_row_it_is_left_alone_for_30_s_and_tried_
         await replies.pop(0)(reader, writer)
 
     async with listening(script) as authority, asking(world, authority.url):
-        outcomes = []
+        outcomes: list[str] = []
         for later_ms in (0, 0, 0, 0, 0, 0, 29_999, 1, 0, 30_000, 0):
             world.clock.now += later_ms
             world.peer("beta", an_endpoint())

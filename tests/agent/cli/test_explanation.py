@@ -1,6 +1,7 @@
 """Claims about explanations: the words follow the record, every code has words, no name repaints a screen."""
 
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -33,8 +34,8 @@ from router_core.policy.authority import AuthorityMode
 from tests.agent.observe.records import candidate, record
 
 
-def told(**changes: object) -> str:
-    made: DecisionRecord = replace(record(), **changes)  # type: ignore[arg-type]
+def told(**changes: Any) -> str:
+    made: DecisionRecord = replace(record(), **changes)
     return explain(made)
 
 

@@ -1,11 +1,12 @@
 """Claims about what doctor says: one sentence per fact, and what to do where something is wrong."""
 
 import stat
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from agent.admin.documents import LinkDoc, RequestsDoc, ShunDoc, StatusDoc
+from agent.admin.documents import LinkDoc, MemberDoc, RequestsDoc, ShunDoc, StatusDoc
 from agent.cli import findings
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
@@ -18,10 +19,10 @@ def said(found: list[Finding], health: Health) -> str:
     return "\n".join(finding.said for finding in found if finding.health is health)
 
 
-def with_members(*others: object, **own: object) -> StatusDoc:
+def with_members(*others: MemberDoc, **own: Any) -> StatusDoc:
     made = status()
-    me = replace(made.members[0], **own)  # type: ignore[arg-type]
-    return replace(made, members=(me, *others))  # type: ignore[arg-type]
+    me = replace(made.members[0], **own)
+    return replace(made, members=(me, *others))
 
 
 @pytest.mark.parametrize(

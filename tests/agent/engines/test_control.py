@@ -20,7 +20,8 @@ from agent.engines.control import control_of
 from agent.settings.manifest import EngineKind
 from tests.agent.engines.conftest import StartLlama
 from tests.support.engine_setup import Watched, manifest
-from tests.support.fakes.ollama import FakeModel, FakeOllama
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
 from tests.support.llama import router, single
 from tests.support.until import until
 

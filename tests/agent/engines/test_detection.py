@@ -9,7 +9,8 @@ from agent.effects.clock import SystemClock
 from agent.engines.detect import STRANGER_MOST_MS, Detection
 from agent.settings.manifest import EngineKind
 from tests.support.engine_setup import QUICK, Watched, manifest
-from tests.support.fakes.ollama import FakeModel, FakeOllama
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
 from tests.support.fakes.replay import ReplayServer, Sample
 from tests.support.until import until
 

@@ -20,7 +20,8 @@ from agent.engines.ollama import Ollama, dialects_of, owned_model, resident_mode
 from agent.settings.manifest import EngineKind
 from router_core.record.state import Capability, Dialect, LoadPolicy
 from tests.support.engine_setup import Watched, client_of, manifest
-from tests.support.fakes.ollama import FakeModel, FakeOllama
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
 from tests.support.fakes.replay import ReplayServer, Sample
 from tests.support.until import until
 

@@ -6,11 +6,13 @@ import os
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 import ollama
 import pytest
 
-from tests.support.fakes.ollama import FakeModel, FakeOllama
-from tests.support.fakes.ollama_schema import Failed, check, msgspec
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
+from tests.support.fakes.ollama_schema import Failed, check
 
 TINY = FakeModel(name="tiny:latest", num_ctx=2_048)
 EMBEDDER = FakeModel(name="embedder:v1", capabilities=("embedding",), family="bert")

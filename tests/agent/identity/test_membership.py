@@ -126,12 +126,13 @@ async def test_a_removed_node_is_out_at_once_and_after_a_restart_until_added_aga
 async def test_removal_needs_a_reference_to_one_member(tmp_path: Path) -> None:
     here = await start_node(tmp_path / "here")
     assert (await here.membership.remove("@box")).code is RemoveCode.NOT_A_MEMBER
-    for folder in ("one", "two"):
-        twin = await start_node(tmp_path / folder, "box")
+    twins = [await start_node(tmp_path / folder, "box") for folder in ("one", "two")]
+    for twin in twins:
         await here.membership.add(twin.file(), twin.own.node_id)
     assert (await here.membership.remove("@box")).code is RemoveCode.AMBIGUOUS
     assert (await here.membership.remove("")).code is RemoveCode.NOT_A_MEMBER
     assert len(ids(here)) == 2
+    twin = twins[-1]
     marked = await here.membership.remove(f"@box~{twin.own.node_id[:4]}")
     assert (marked.code, marked.node_id) == (RemoveCode.REMOVED, twin.own.node_id)
     assert (await here.membership.remove("@box")).code is RemoveCode.REMOVED
@@ -217,7 +218,7 @@ async def test_only_the_newest_build_of_contexts_is_installed(tmp_path: Path) ->
     older = asyncio.ensure_future(here.contexts.rebuild([here.own.der]))
     await asyncio.sleep(0)
     newer = asyncio.ensure_future(here.contexts.rebuild([]))
-    assert await asyncio.gather(older, newer) == [False, True]
+    assert (await older, await newer) == (False, True)
     assert here.contexts.client.cert_store_stats()["x509"] == 0
 
 

@@ -82,7 +82,7 @@ def info(
 
 def sighted(watcher: Watcher) -> set[str]:
     """Which nodes of this test ``watcher`` saw: other programs on the host may announce theirs."""
-    return {node_id for node_id, _ in watcher.sightings} & set(IDS)
+    return {str(node_id) for node_id, _ in watcher.sightings} & set(IDS)
 
 
 async def test_two_nodes_on_one_interface_sight_each_other_and_follow_a_change(stack: AsyncExitStack) -> None:

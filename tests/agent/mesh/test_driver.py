@@ -13,7 +13,7 @@ from agent.mesh.addresses import AddressBook, AddressRules
 from agent.mesh.driver import Driver, Told
 from agent.mesh.inbox import HEARD_MOST, Inbox
 from router_core.ids import MeshId
-from router_core.mesh.protocol.actions import Alarm, Notify, Persist, ViewChanged
+from router_core.mesh.protocol.actions import Action, Alarm, Notify, Persist, ViewChanged
 from router_core.mesh.protocol.events import (
     BodyChanged,
     LeaveRequested,
@@ -59,6 +59,10 @@ class Rig:
     alarms: list[tuple[str, dict[str, str | int]]] = field(default_factory=list)
     failures: list[tuple[str, BaseException]] = field(default_factory=list)
 
+    def forget_deadline(self, _event: object) -> list[Action]:
+        self.machine.deadline = None
+        return []
+
     def build(self) -> Driver:
         def no_tls() -> Any:
             raise AssertionError("nothing is dialled here")
@@ -92,7 +96,7 @@ async def test_a_deadline_that_passed_is_told_before_what_waits_in_the_inbox() -
     rig = Rig()
     driver = rig.build()
     rig.machine.deadline = 900
-    rig.machine.reply = lambda event: setattr(rig.machine, "deadline", None) or []
+    rig.machine.reply = rig.forget_deadline
     driver.record_heard(b"r", b"s")
     async with running(driver):
         await until(lambda: len(rig.machine.told) == 2)
@@ -103,7 +107,7 @@ async def test_the_driver_sleeps_until_the_deadline_and_no_longer() -> None:
     rig = Rig()
     driver = rig.build()
     rig.machine.deadline = rig.clock.ms + 30
-    rig.machine.reply = lambda event: setattr(rig.machine, "deadline", None) or []
+    rig.machine.reply = rig.forget_deadline
     async with running(driver):
         await asyncio.sleep(0)
         assert rig.machine.told == []

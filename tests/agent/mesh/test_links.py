@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from ipaddress import ip_address
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiohttp.web import WebSocketResponse
@@ -203,8 +204,8 @@ async def test_a_refused_dial_says_so_and_a_member_without_address_too(
     a, b = await pair(stack, people)
     await b.listener.aclose()
     a.act(Dial(people[1].id16, ()), Dial(people[2].id16, ()))
-    failed = await until(lambda: len(a.told(DialFailed)) == 2 and a.told(DialFailed))
-    assert {(event.peer, event.why) for event in failed} == {
+    await until(lambda: len(a.told(DialFailed)) == 2)
+    assert {(event.peer, event.why) for event in a.told(DialFailed)} == {
         (people[1].id16, DialFailure.REFUSED),
         (people[2].id16, DialFailure.NO_ADDRESS),
     }
@@ -312,10 +313,8 @@ async def test_a_peer_that_does_not_read_fills_its_own_link_only(
         )
         a = await start(stack, people[0], "127.0.0.2", people[:3], peers=[slow, c.hint])
         a.act(Dial(people[1].id16, ()), Dial(people[2].id16, ()))
-        links = {
-            event.peer: event.link
-            for event in await until(lambda: len(a.told(LinkOpened)) == 2 and a.told(LinkOpened))
-        }
+        await until(lambda: len(a.told(LinkOpened)) == 2)
+        links = {event.peer: event.link for event in a.told(LinkOpened)}
         proxy.trickle(1, 200, "up")
         sent = 0
         while not a.told(LinkBusy):
@@ -384,7 +383,7 @@ async def test_sending_on_a_transport_that_is_gone_harms_nobody(
     node = await start(stack, people[0], "127.0.0.2", people[:2])
     async with raw(node, people[1]) as client:
         assert await client.ask() == 101
-        transport = client.writer.transport
+        transport = cast(asyncio.Transport, client.writer.transport)
         link = Link(
             LinkId(1), people[0].id16, WebSocketResponse(), transport, dialled=None, traffic=Traffic()
         )
@@ -435,7 +434,7 @@ async def test_a_member_that_sends_empty_fragments_without_end_is_cut(
             with contextlib.suppress(ConnectionError, AttributeError):
                 await link.writer.drain()
             await asyncio.sleep(0)
-        await until(lambda: b.told(LinkFlooded) and b.told(LinkClosed))
+        await until(lambda: bool(b.told(LinkFlooded)) and bool(b.told(LinkClosed)))
         assert sent <= EXCESS_MOST + 1_000_000
     assert b.driver.counted().refused == {"flood": 1}
     assert [event.data for event in b.told(FrameReceived)] == [b"\x01whole"]

@@ -41,9 +41,10 @@ class Watched:
         self.access = AccessLog(self.out.write, self.world.clock)
         engines: Any = self.engines
         targets: Any = self.targets
+        nothing: Any = Nothing()
         self.observing = Observing(
             placing=self.world.placing,
-            learning=learning or Nothing(),
+            learning=learning or nothing,
             engines=engines,
             targets=targets,
             metrics=self.metrics,

@@ -63,7 +63,7 @@ def test_what_a_body_tells_is_what_the_request_needs() -> None:
     plain = two_nodes().ask(stream=False).request
     assert plain is not None
     assert (plain.choices, plain.num_ctx, plain.output_cap, plain.requires) == (1, None, None, Capability(0))
-    asked = {"n": 3, "num_ctx": 4_096, "max_tokens": 50, "images": 2, "audio_parts": 1}
+    asked: dict[str, Any] = {"n": 3, "num_ctx": 4_096, "max_tokens": 50, "images": 2, "audio_parts": 1}
     request = two_nodes().ask(**asked).request
     assert request is not None
     assert (request.choices, request.num_ctx, request.output_cap) == (3, 4_096, 50)
@@ -78,7 +78,8 @@ def test_what_a_body_tells_is_what_the_request_needs() -> None:
 
 @pytest.mark.parametrize("fact", ["tools", "json_schema", "logprobs"])
 def test_each_thing_that_a_body_asks_for_is_required_by_its_name(fact: str) -> None:
-    request = two_nodes().ask(stream=False, **{fact: True}).request
+    asked: dict[str, Any] = {fact: True}
+    request = two_nodes().ask(stream=False, **asked).request
     assert request is not None
     assert request.requires == CAPABILITIES[fact]
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.node.showing import ANSWER_MS, Question, Showing, placer_of
 from agent.relay.dialects.ollama import NATIVE
-from agent.relay.ports import Asked, Choosing, Routed, Turned
+from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from router_core.ids import Id16
 from router_core.placement.request import Endpoint
 from tests.agent.node.rig import World, an_asked, an_owned, id16, key_of
@@ -18,7 +18,7 @@ def question(world: World, rtts: dict[Id16, int] | None = None, **over: object) 
     return showing(an_asked(world.clock.now, dialect=NATIVE, is_work=False, **over))
 
 
-def asked(choosing: Choosing, now: int, *tried: Endpoint) -> Routed | Turned:
+def asked(choosing: Choosing, now: int, *tried: Endpoint) -> Routed | Turned | Queued:
     return choosing.decide(attempt=len(tried) + 1, tried=frozenset(tried), refused=frozenset(), now=now)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.relay.ports import Turned
+from agent.relay.ports import Routed, Turned
 from router_core.record.membership import Liveness
 from router_core.record.state import (
     Dispatch,
@@ -174,11 +174,13 @@ def test_no_record_of_a_member_breaks_the_fleet_or_a_choice(
     told = world.ask(model=model, max_tokens=cap).decide(
         attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now
     )
+    assert isinstance(told, Routed | Turned)
     assert told.decision_id is not None
     world.clock.now += 3_000
     world.hear("beta", static, volatile, state)
     world.ask(model=model).decide(attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now)
     for choosing in world.placing.open.values():
+        assert choosing.decision is not None
         msgspec.json.encode(choosing.decision.record)
 
 

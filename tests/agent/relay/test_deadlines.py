@@ -1,6 +1,8 @@
 """One timer for the deadlines of all requests in hand."""
 
 import asyncio
+from collections.abc import Iterable
+from typing import Never
 
 from agent.effects.clock import SystemClock
 from agent.relay.wiring import Hands
@@ -25,7 +27,16 @@ class Waiting:
         if self.name == "broken":
             raise RuntimeError("on purpose")
 
+    @property
+    def is_held(self) -> bool:
+        return False
+
     def review(self) -> None: ...
+
+    def cut_off(self, at: Endpoint) -> None: ...
+
+    def sent_to(self, at: Endpoint) -> Iterable[Never]:
+        return ()
 
     def silent_at(self, now: int) -> Endpoint | None: ...
 

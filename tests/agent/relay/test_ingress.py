@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,9 +142,7 @@ async def test_a_stranger_gets_no_handshake(tmp_path: Path) -> None:
         {"x_pairmesh_ahead": "nan"},
     ],
 )
-async def test_a_head_that_announces_nothing_is_malformed(
-    tmp_path: Path, changes: dict[str, str | None]
-) -> None:
+async def test_a_head_that_announces_nothing_is_malformed(tmp_path: Path, changes: dict[str, Any]) -> None:
     async with Recorder() as up, ingress(tmp_path, up.port) as peer:
         client = await peer.dial()
         await client.send(head(**changes))

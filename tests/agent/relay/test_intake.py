@@ -114,6 +114,7 @@ def test_a_chunked_body_is_refused_at_the_byte_that_exceeds_the_limit() -> None:
 
 def test_chunk_framing_without_body_bytes_is_bounded() -> None:
     request = read_head(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert isinstance(request, Request)
     for filler in (b"1;" + b"e" * 4_094, b"0\r\n" + b"t: " + b"e" * 4_091):
         reader = BodyReader(request)
         verdicts = [reader.feed(filler)[0]] + [reader.feed(b"e" * 4_096)[0] for _ in range(12)]

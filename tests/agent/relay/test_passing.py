@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+from typing import Any, cast
 
 import pytest
 
@@ -96,8 +97,10 @@ async def test_each_write_of_a_stream_arrives_before_the_next_is_sent() -> None:
         assert await client.chunk() == b""
         client.close()
         await until(lambda: relay.watch.attempts)
-        assert relay.watch.attempts[0].marks.content_events == 5
-        assert relay.watch.attempts[0].marks.first_content_ms is not None
+        marks = relay.watch.attempts[0].marks
+        assert marks is not None
+        assert marks.content_events == 5
+        assert marks.first_content_ms is not None
 
 
 async def test_a_slow_upstreams_single_bytes_are_never_held_back() -> None:
@@ -334,17 +337,19 @@ async def test_a_slow_reader_pauses_the_engine_and_loses_nothing() -> None:
     async with Recorder(script) as up, running(up.port) as relay:
 
         def is_paused() -> bool:
-            engines = [leg.upstream for request in relay.wiring.in_hand for leg in request._legs]
+            requests: list[Any] = [*relay.wiring.in_hand]
+            engines = [leg.upstream for request in requests for leg in request._legs]
             return any(engine is not None and not engine.transport.is_reading() for engine in engines)
 
         client = await Client.to(relay.port)
-        client.writer.transport.pause_reading()
+        transport = cast(asyncio.Transport, client.writer.transport)
+        transport.pause_reading()
         await client.send(post(relay.port, STREAM))
         await up.arrived()
         await until(lambda: is_paused() or written == most)
         assert is_paused()
         enough.set()
-        client.writer.transport.resume_reading()
+        transport.resume_reading()
         heard = await client.heard()
         assert heard.clean
         assert hashlib.sha256(heard.body).digest() == hashlib.sha256(block * written).digest()

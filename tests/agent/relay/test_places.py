@@ -1,5 +1,7 @@
 """Where an attempt goes, and how long it may be silent before its first byte."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from agent.relay.dialects.facts import Facts
@@ -38,7 +40,7 @@ def routed(*, output_tokens: int = 100, ttft_ms: float = 500.0, ect_ms: float = 
     )
 
 
-def overdue_ms(facts: Facts, **over: float) -> int:
+def overdue_ms(facts: Facts, **over: Any) -> int:
     return attempt_target(POLICY, None, routed(**over), facts).overdue_ms
 
 

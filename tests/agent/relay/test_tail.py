@@ -161,6 +161,6 @@ def test_no_read_of_a_hostile_stream_takes_long(stream: Stream, piece: bytes) ->
 def test_content_behind_many_events_without_is_found_all_the_same() -> None:
     tail = Tail(SERVER_SENT)
     tail.feed(b": wait\n\n" * 200, 1.0)
-    assert tail.first_content_ms is None
+    before = tail.first_content_ms
     tail.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * 3, 2.0)
-    assert (tail.first_content_ms, tail.content_events) == (2.0, 3)
+    assert (before, tail.first_content_ms, tail.content_events) == (None, 2.0, 3)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.sampling.nvml_wire import (
     IMPLAUSIBLE,
     LINE_MOST,
+    Fields,
     Refusal,
     Reply,
     decode_reply,
@@ -61,7 +62,13 @@ def test_a_number_is_in_its_range_or_refused(value: int | str | Refusal | None) 
 
 
 def test_texts_are_short_and_printable() -> None:
-    fields = {"good": "NVIDIA H200", "long": "x" * 257, "odd": "a\x1b[2J", "number": 3, "none": None}
+    fields: Fields = {
+        "good": "NVIDIA H200",
+        "long": "x" * 257,
+        "odd": "a\x1b[2J",
+        "number": 3,
+        "none": None,
+    }
     assert [text_of(fields, name) for name in (*fields, "absent")] == [
         "NVIDIA H200",
         None,

@@ -138,13 +138,17 @@ def test_a_broken_file_is_a_fault_and_no_crash(tmp_path: Path, text: str) -> Non
 def test_a_file_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "")
     (tmp_path / POLICY_FILE).chmod(0o666)
-    (fault,) = load_policy(tmp_path)
+    found = load_policy(tmp_path)
+    assert isinstance(found, tuple)
+    (fault,) = found
     assert "writable by everybody" in fault.problem
 
 
 def test_what_is_no_file_is_refused_and_waited_for_by_nobody(tmp_path: Path) -> None:
     (tmp_path / POLICY_FILE).mkdir()
-    (fault,) = load_policy(tmp_path)
+    found = load_policy(tmp_path)
+    assert isinstance(found, tuple)
+    (fault,) = found
     assert str(fault) == f"{POLICY_FILE}: unreadable: not a file"
     (tmp_path / POLICY_FILE).rmdir()
     os.mkfifo(tmp_path / POLICY_FILE, 0o600)
@@ -168,12 +172,10 @@ def test_what_is_printed_loads_to_the_same_policy(tmp_path: Path) -> None:
 
 def test_every_field_of_the_policy_is_a_key_and_every_default_is_its_own() -> None:
     def names(part: object, above: str = "") -> set[str]:
-        found = set()
-        for field in (each for each in dataclasses.fields(part) if each.init):
-            value = getattr(part, field.name)
-            inner = dataclasses.is_dataclass(value)
-            found |= names(value, f"{above}{field.name}.") if inner else {above + field.name}
-        return found
+        if not dataclasses.is_dataclass(part):
+            return {above.removesuffix(".")}
+        fields = [each.name for each in dataclasses.fields(part) if each.init]
+        return set().union(*(names(getattr(part, name), f"{above}{name}.") for name in fields))
 
     keyed = [key.field for key in POLICY_KEYS]
     assert sorted(keyed) == sorted(names(PlacementPolicy()) - CONSTANTS)

@@ -156,7 +156,7 @@ class Told:
     """Which files were set aside."""
 
     def __init__(self) -> None:
-        self.files = []
+        self.files: list[tuple[str, int, str]] = []
 
     def __call__(self, path: Path, version: int, aside: Path) -> None:
         self.files.append((path.name, version, aside.name))
