@@ -114,7 +114,7 @@ def faults(sequence: Sequence) -> Iterator[str]:
 
 def patterns() -> dict[str, re.Pattern[Any]]:
     """Every compiled pattern that a module of ours holds."""
-    found = {}
+    found: dict[str, re.Pattern[Any]] = {}
     for package in (agent, router_core):
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if info.name.endswith("__main__"):

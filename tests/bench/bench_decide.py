@@ -190,7 +190,7 @@ Rounds = list[dict[str, list[float]]]
 def a_round(subjects: Mapping[str, Batch]) -> dict[str, list[float]]:
     """Everybody in order and then backwards, so that a host that slows down weighs on all alike."""
     took: dict[str, list[float]] = {name: [] for name in subjects}
-    for name in (*subjects, *reversed(subjects)):
+    for name in (*subjects, *reversed(list(subjects))):
         timed, runs = subjects[name]
         gc.collect()
         took[name] += timed(runs)

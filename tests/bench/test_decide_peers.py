@@ -1,6 +1,7 @@
 """How another router is asked for timings, and what is made of them."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,11 @@ def test_who_is_slow_is_asked_less_often_and_who_is_too_slow_not_at_all() -> Non
 def test_a_round_asks_everybody_forth_and_back() -> None:
     order: list[str] = []
 
-    def noted(name: str) -> list[float]:
+    def noted(name: str, _runs: int) -> list[float]:
         order.append(name)
         return [float(len(order))]
 
-    took = a_round({name: (lambda _, name=name: noted(name), 1) for name in ("ours", "a", "b")})
+    took = a_round({name: (partial(noted, name), 1) for name in ("ours", "a", "b")})
     assert order == ["ours", "a", "b", "b", "a", "ours"]
     assert took == {"ours": [1.0, 6.0], "a": [2.0, 5.0], "b": [3.0, 4.0]}
 

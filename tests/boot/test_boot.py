@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -58,7 +58,7 @@ def a_container(base: Path, source: Path, before: Path | None = None) -> Contain
     return Container(tree=of, base=base, binds=binds)
 
 
-def not_here(why: str) -> None:
+def not_here(why: str) -> NoReturn:
     """Where CI has seen that it must work, a container that does not boot is a failure."""
     if "nspawn" in os.environ.get("PAIRMESH_CHAOS_REQUIRE", "").split(","):
         pytest.fail(why)

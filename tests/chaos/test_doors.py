@@ -53,7 +53,7 @@ def test_what_a_dead_run_left_is_removed_and_what_a_living_one_uses_is_not(run: 
         assert namespaces.reap() == [left]
         assert left not in namespaces.namespaces()
         assert used in namespaces.namespaces()
-        assert str(tmp_path) not in dict(map(reversed, namespaces.mounts()))
+        assert str(tmp_path) not in {folder for _, folder in namespaces.mounts()}
         assert f"namespace {used}" in run.leftovers()
     finally:
         namespaces.remove_namespace(used)

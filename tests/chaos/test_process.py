@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections import deque
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -46,8 +47,8 @@ async def test_a_killed_node_is_out_at_once_and_back_soon_after_it_is_ready(whol
 
     await until(out, D_CRASH_S, "b is no candidate")
     await b.start()
-    await until(b_is_back := lambda: _routes(a, "b"), D_JOIN_S, "b is a candidate again")
-    assert await b_is_back()
+    await until(partial(_routes, a, "b"), D_JOIN_S, "b is a candidate again")
+    assert await _routes(a, "b")
     assert await b.epoch() > before
 
 

@@ -11,6 +11,7 @@ import json
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -22,7 +23,8 @@ from tests.support.canary import Canaries
 from tests.support.canary_engines import engines
 from tests.support.canary_plants import Sent, bodies, broken, chat, native, requests, user
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
-from tests.support.fakes.ollama import FakeModel, FakeOllama
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
 from tests.support.overhearing import Overhearing, overhearing
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.until import until
@@ -80,7 +82,7 @@ async def staged(base: Path, start: tuple[str, ...], names: Sequence[str]) -> As
         overheard = await stack.enter_async_context(overhearing(base, "127.0.0.9", nodes))
         for node in nodes:
             await wait_for(
-                lambda node=node: sees(node, len(nodes), len(made) + 1), 20, f"{node.name} sees every engine"
+                partial(sees, node, len(nodes), len(made) + 1), 20, f"{node.name} sees every engine"
             )
         yield Stage(marks=marks, nodes=nodes, engines=made, ollama=ollama, overheard=overheard)
 
@@ -181,7 +183,7 @@ async def plant_in_answers(stage: Stage, session: aiohttp.ClientSession) -> dict
 async def plant_in_bytes(stage: Stage) -> dict[str, bytes]:
     """Broken requests at every TCP port of alpha; what came back."""
     alpha = stage["alpha"]
-    replies = {}
+    replies: dict[str, bytes] = {}
     for what, port in alpha.ports.items():
         pieces = list(broken(stage.marks, f"{alpha.ip}:{port}"))
         sent = await asyncio.gather(*(send_raw(alpha.ip, port, data) for data in pieces))

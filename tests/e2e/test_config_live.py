@@ -255,7 +255,8 @@ async def test_a_changed_manifest_is_replaced_and_what_is_under_way_goes_on(serv
         serving.hang_up()
 
         async def replaced() -> bool:
-            return (await serving.engines())["engine"]["slots"] == 3
+            slots: int | None = (await serving.engines())["engine"]["slots"]
+            return slots == 3
 
         await wait_for(replaced, 10, "the new manifest")
         assert await serving.code() is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -53,7 +54,7 @@ async def test_a_load_behind_our_back_is_in_the_other_nodes_view(cluster: Cluste
         for verb, state in (("load", True), ("unload", False)):
             async with session.post(f"{engine.url}/models/{verb}", json={"model": "mid"}) as reply:
                 assert reply.status == 200
-            await wait_for(lambda state=state: resident(state), 10, f"alpha sees the {verb}")
+            await wait_for(partial(resident, state), 10, f"alpha sees the {verb}")
 
 
 async def test_a_node_killed_while_it_serves_loses_nothing_that_had_not_begun(cluster: Cluster) -> None:

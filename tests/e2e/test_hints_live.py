@@ -1,6 +1,7 @@
 """Routing hints on live nodes with real engines."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -46,7 +47,7 @@ async def test_two_concurrent_requests_with_opposite_hints_never_mix(cluster: Cl
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(one(session, number) for number in range(64)))
         for name in ("alpha", "beta"):
-            await wait_for(lambda name=name: idle(session, cluster, name), 10, f"nothing is left at {name}")
+            await wait_for(partial(idle, session, cluster, name), 10, f"nothing is left at {name}")
 
 
 async def test_a_required_node_is_the_only_one_that_serves(cluster: Cluster) -> None:
@@ -91,7 +92,7 @@ async def test_a_malformed_narrowing_hint_refuses_and_a_malformed_advisory_one_d
 
 @pytest.mark.scenario("OpenAI and Ollama requests without hints are as they were")
 async def test_a_request_without_hints_behaves_as_if_the_feature_were_not_there(cluster: Cluster) -> None:
-    same = {"temperature": 0, "seed": 1}
+    same: dict[str, Any] = {"temperature": 0, "seed": 1}
     async with aiohttp.ClientSession() as session:
         status, headers, told = await ask(session, cluster, **same)
         engine = cluster.engines[0].url

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -51,11 +52,13 @@ async def test_a_node_whose_state_was_restored_from_a_backup_is_routed_again_wit
     await alpha.term()
     backup = alpha.base / "backup"
     shutil.copytree(alpha.state, backup)
+    epochs = []
     for _ in range(3):
         await alpha.start()
         await cluster.full_view()
-        newest = (await seen(beta, "alpha"))["epoch"]
+        epochs.append((await seen(beta, "alpha"))["epoch"])
         await alpha.term()
+    newest = epochs[-1]
     shutil.rmtree(alpha.state)
     shutil.copytree(backup, alpha.state)
     await alpha.start()
@@ -98,7 +101,7 @@ async def test_a_wall_clock_that_jumps_moves_nobody_and_loses_nothing(cluster: C
         set_to(ms)
         for at, other in ((alpha, "beta"), (beta, "alpha")):
             (node,) = [n for n in (await at.get("/v1/view"))["nodes"] if n["name"] == other]
-            await wait_for(lambda at=at, other=other, n=node: moves(at, other, n["seq"]), 10, "records")
+            await wait_for(partial(moves, at, other, node["seq"]), 10, "records")
         async with aiohttp.ClientSession() as session:
             for target in IPS:
                 told = {"x-pairmesh-require": f"node=@{target}"}

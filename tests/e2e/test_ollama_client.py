@@ -15,21 +15,22 @@ import pytest_asyncio
 
 from router_core.record.state import ModelState
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
-from tests.support.fakes.ollama import FakeModel, FakeOllama
+from tests.support.fakes.ollama import FakeOllama
+from tests.support.fakes.ollama_engine import FakeModel
 from tests.support.fakes.ollama_schema import check
 from tests.support.fakes.replay import ReplayServer, Sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 IPS = {"alpha": "127.0.0.2", "beta": "127.0.0.3"}
-SMALL = {"size": 500 * 2**20, "params": 494_032_768, "shown_params": "494M"}
+SMALL: dict[str, Any] = {"size": 500 * 2**20, "params": 494_032_768, "shown_params": "494M"}
 TINY = FakeModel(name="tiny:latest", **SMALL)
 MID = FakeModel(name="hf.co/bart/Mid-GGUF:Q4_K_M", **SMALL)
 EMBEDDER = FakeModel(name="embedder:v1", family="bert", capabilities=("embedding",), **SMALL)
 CLOUD = FakeModel(name="huge:cloud", size=384, cloud="https://cloud.example:443")
 OTHER_BUILD = FakeModel(name="forked:1b", salt="here", **SMALL)
 OWN_BUILD = FakeModel(name="forked:1b", salt="there", **SMALL)
-MESSAGES = [{"role": "user", "content": "hello world"}]
+MESSAGES: Any = [{"role": "user", "content": "hello world"}]
 THREE = {"num_predict": 3}
 
 
@@ -464,7 +465,7 @@ async def test_blobs_are_not_taken(mesh: Mesh) -> None:
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
 async def test_a_bare_curl_works_and_a_browsers_page_does_not(mesh: Mesh, kind: str) -> None:
     body = json.dumps({"model": "tiny", "prompt": "x", "stream": False})
-    options = {"data": body, "skip_auto_headers": ["Content-Type"]}
+    options: dict[str, Any] = {"data": body, "skip_auto_headers": ["Content-Type"]}
     headers = {"Content-Type": kind} if kind else {}
     for path in ("/api/generate", "/v1/completions"):
         assert (await mesh.raw(path, headers=headers, **options))[0] == 200

@@ -4,12 +4,13 @@ import json
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-MESSAGES = [{"role": "user", "content": "hello world"}]
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello world"}]
 
 
 def client(cluster: Cluster, node: str = "alpha") -> openai.AsyncOpenAI:
@@ -23,6 +24,7 @@ async def test_a_chat_is_answered_and_says_where(cluster: Cluster) -> None:
         )
         chat = raw.parse()
     assert chat.choices[0].message.content
+    assert chat.usage is not None
     assert chat.usage.completion_tokens == 8
     assert raw.headers["x-pairmesh-node"] in ("@alpha/llama", "@beta/llama")
     assert raw.headers["x-pairmesh-model"] == "tiny"
@@ -43,7 +45,9 @@ async def test_a_streamed_chat_arrives_in_many_events_and_ends(cluster: Cluster)
         )
         chunks = [chunk async for chunk in stream]
     assert sum(bool(c.choices and c.choices[0].delta.content) for c in chunks) > 4
-    assert chunks[-1].usage.completion_tokens == 16
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == 16
 
 
 async def test_a_model_that_only_a_peer_owns_is_served_by_the_peer(cluster: Cluster) -> None:

@@ -137,7 +137,7 @@ async def play(cluster: Cluster, models: list[str], score: Score, origin: PairOr
         while left:
             model = left.pop()
             node, ended = origin.choose() if origin is not None else (None, None)
-            hints = {} if node is None else {"x_pairmesh_require": f"node=@{node}"}
+            hints: dict[str, Any] = {} if node is None else {"x_pairmesh_require": f"node=@{node}"}
             began = time.monotonic()
             status, _, record = await chat(session, cluster, model, **hints)
             score.took_s.append(time.monotonic() - began)

@@ -23,7 +23,7 @@ IPS = {"alpha": "127.0.0.4", "beta": "127.0.0.5"}
 IDLE = "gpu 0 name=Fake_Card util=0 total=24576 used=2048"
 GAME = "gpu 0 name=Fake_Card util=95 total=24576 used=2048"
 LOST = IDLE + "\nfail nvmlDeviceGetUtilizationRates rc=15\nfail nvmlDeviceGetMemoryInfo_v2 rc=15"
-WISH = {"x-pairmesh-prefer": "@beta"}
+WISH: dict[str, Any] = {"x-pairmesh-prefer": "@beta"}
 STALLS = PSI.format(some=0, full="{:012d}")
 SHORT_HOLDS = """
 [sampling.pressure.memory.full.critical]
@@ -118,7 +118,7 @@ async def test_a_node_whose_gpu_others_use_leaves_placement_with_the_reason_and_
     fake.write(GAME)
     await wait_for(lambda: gpu_time(cluster, 2), 30, "beta sees the game", every_s=0.2)
     await until_served_by(cluster, "alpha", ("pressure", "gpu_time"))
-    _, name, decision = await chat(cluster, **{"x-pairmesh-require": "node=@beta"})
+    _, name, decision = await chat(cluster, 2, **{"x-pairmesh-require": "node=@beta"})
     assert (name, decision["degraded"]) == ("@beta/llama", ["pressure"]), (
         "where nothing else is left it serves"
     )
@@ -130,7 +130,7 @@ async def test_a_node_that_stalls_for_memory_takes_nothing_until_it_is_over(clus
     await until_served_by(cluster, "beta", None)
     stalling = asyncio.create_task(stall(cluster["beta"]))
     await until_served_by(cluster, "alpha", ("pressure", "memory"))
-    status, _, _ = await chat(cluster, **{"x-pairmesh-require": "node=@beta"})
+    status, _, _ = await chat(cluster, 2, **{"x-pairmesh-require": "node=@beta"})
     assert status == 429, "in danger it takes nothing new, whatever is asked"
     stalling.cancel()
     await until_served_by(cluster, "beta", None)
@@ -165,7 +165,7 @@ async def test_a_lost_gpu_takes_the_endpoint_out(cluster: Cluster, fake: FakeDri
     fake.write(LOST)
     await until_served_by(cluster, "alpha", ("pressure", "gpu"))
     assert "sampling.gpu_lost" in cluster["beta"].log.read_text()
-    status, _, _ = await chat(cluster, **{"x-pairmesh-require": "node=@beta"})
+    status, _, _ = await chat(cluster, 2, **{"x-pairmesh-require": "node=@beta"})
     assert status == 429
 
 

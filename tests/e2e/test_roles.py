@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agent.identity.certificate import server_name
+from router_core.ids import NodeId
 from tests.agent.relay.client import CHAT, Client, Heard
 from tests.support.cluster import Node
 from tests.support.members import Node as Member
@@ -46,7 +47,7 @@ class Doors:
             self.daemon.ip,
             self.daemon.ports[port],
             ssl=self.member.contexts.client,
-            server_hostname=server_name(self.daemon.node_id),
+            server_hostname=server_name(NodeId(self.daemon.node_id)),
         )
         client = Client(reader, writer)
         try:
@@ -57,7 +58,9 @@ class Doors:
 
     async def link(self) -> int:
         address = self.daemon.ip, self.daemon.ports["mesh"]
-        async with RawLink(address, self.member.contexts.client, server_name(self.daemon.node_id)) as link:
+        async with RawLink(
+            address, self.member.contexts.client, server_name(NodeId(self.daemon.node_id))
+        ) as link:
             return await link.ask()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -100,12 +101,13 @@ async def test_a_port_for_requests_that_a_firewall_closes_is_told_before_anybody
         assert max(line["took"] for line in lines) < SOON_S
         await here["c"].term()
 
-        async def refused() -> dict[str, object] | None:
+        async def refused() -> dict[str, Any] | None:
             """A node that has just started waits a while for others that may have the model."""
             [line] = await here.ask("b")
             return line if line["code"] != "starting" else None
 
         line = await until(refused, 15, "b has heard of everybody")
+        assert line is not None
         assert (line["status"], line["code"]) == (503, "unreachable")
         assert line["took"] < SOON_S
         here.firewall("a")

@@ -50,7 +50,8 @@ async def test_a_member_that_floods_is_closed_with_words_and_nobody_else_suffers
                 link.send(floods[kind])
 
         async def closed() -> bool:
-            return (await alpha.members())["overhearing"]["link"]["state"] == "down"
+            state: str = (await alpha.members())["overhearing"]["link"]["state"]
+            return state == "down"
 
         await wait_for(closed, 10, "alpha closed the link")
         reply = await chat(beta)

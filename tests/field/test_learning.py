@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def engines(scale: float = 0.7) -> tuple[OpenAiEngine, OpenAiEngine]:
     return slow, fast
 
 
-async def one_by_one(cluster: Cluster, count: int, **more: object) -> list[Reply]:
+async def one_by_one(cluster: Cluster, count: int, **more: Any) -> list[Reply]:
     return [
         await chat(cluster["alpha"], max_tokens=60 if n % 8 == 7 and not more else 20, **more)
         for n in range(count)

@@ -10,8 +10,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import aiohttp
 import pytest
@@ -112,7 +114,7 @@ async def test_no_request_is_lost_and_nothing_leaks_whatever_restarts_dies_or_le
 ) -> None:
     rng, left, done = Random(1), Counter[str](), Counter[str]()
     async with engines(tmp_path) as machines:
-        endpoints = {
+        endpoints: dict[str, Any] = {
             name: [Endpoint(url=engine.url, extra=LIMITS)]
             for name, engine in zip(NODES, machines, strict=True)
         }
@@ -138,9 +140,7 @@ async def test_no_request_is_lost_and_nothing_leaks_whatever_restarts_dies_or_le
             await load.stop()
             for node in cluster.nodes:
                 if node.process is not None and node.process.returncode is None:
-                    await wait_for(
-                        lambda node=node: in_flight(node), 20, f"nothing is in flight at {node.name}"
-                    )
+                    await wait_for(partial(in_flight, node), 20, f"nothing is in flight at {node.name}")
             fds, rss = figures_of(alpha)
     lines = [json.loads(line) for line in Path(plan.out).read_text().splitlines()]
     outcomes = Counter(line["outcome"] for line in lines)

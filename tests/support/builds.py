@@ -73,7 +73,8 @@ class OtherPorts(Assembly):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.engine_ports = tuple(int(port) for port in os.environ[PORTS_VARIABLE].split(","))
+        ports: Any = tuple(int(port) for port in os.environ[PORTS_VARIABLE].split(","))
+        self.engine_ports = ports
 
 
 class Deaf:
@@ -93,7 +94,8 @@ class DeafNode(Assembly):
     async def build(self) -> None:
         await super().build()
         link, ingress = self.relay.listeners
-        self.relay.listeners = [link, Deaf(ingress)]
+        deaf: Any = Deaf(ingress)
+        self.relay.listeners = [link, deaf]
 
 
 class Stalled:
@@ -118,7 +120,8 @@ class StalledNode(Assembly):
 
     async def build(self) -> None:
         await super().build()
-        self.mesh.driver = Stalled(self.mesh.driver)
+        stalled: Any = Stalled(self.mesh.driver)
+        self.mesh.driver = stalled
 
 
 class Broken(daemon.Daemon):
@@ -150,7 +153,8 @@ class LeakyNode(Assembly):
 
     def _build_placement(self) -> None:
         super()._build_placement()
-        self.placement.learning = Careless(self.placement.learning, self._leak)
+        careless: Any = Careless(self.placement.learning, self._leak)
+        self.placement.learning = careless
 
     def _build_admin(self) -> None:
         super()._build_admin()

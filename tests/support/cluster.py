@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ class Cluster:
         """Wait until every node routes to every other and sees its engine's models."""
         for node in self.nodes:
             await wait_for(
-                lambda node=node: self._sees_all(node), within_s, f"{node.name} sees {len(self.nodes)} nodes"
+                partial(self._sees_all, node), within_s, f"{node.name} sees {len(self.nodes)} nodes"
             )
 
     async def _sees_all(self, node: Node) -> bool:

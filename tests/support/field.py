@@ -13,6 +13,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +249,7 @@ async def mesh(
         await asyncio.gather(*(node.start() for node in made))
         await pair(made)
         for node in made:
-            await wait_for(
-                lambda node=node: _sees(node, nodes), 15, f"{node.name} sees all nodes and engines"
-            )
+            await wait_for(partial(_sees, node, nodes), 15, f"{node.name} sees all nodes and engines")
         yield cluster
 
 

@@ -58,7 +58,9 @@ async def overhearing(base: Path, ip: str, nodes: Sequence[Node]) -> AsyncIterat
         await member.membership.add(exported.encode(), node.node_id)
         status, _, err = await node.cli("trust", "add", str(file), "--id", member.own.node_id)
         assert status == 0, err
-        hints.append(PeerHint(ref=node.node_id, named=False, ip=ip_address(node.ip), port=node.ports["mesh"]))
+        hints.append(
+            PeerHint(ref=NodeId(node.node_id), named=False, ip=ip_address(node.ip), port=node.ports["mesh"])
+        )
     members = member.membership.members
     clock = SystemClock()
     shelf = MeshShelf(Marks(state), PeerFiles(state))

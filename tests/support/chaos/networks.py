@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ async def hosts(
         made = Hosts(base=Path(folder), lan=lan)
         try:
             for host in names:
-                lan.add(host, first=lambda ns, host=host: first(host, ns))
+                lan.add(host, first=partial(first, host))
             for host in names:
                 node = made.nodes[host] = NodeProc.on(lan, host, made.base)
                 node.write_chaos_settings(tuple(peers(host, lan)), more=settings)

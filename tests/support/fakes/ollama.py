@@ -69,7 +69,8 @@ class FakeOllama(OllamaEngine):
         if origin is not None and not re.match(r"https?://(localhost|127\.0\.0\.1)(:|$)", origin):
             return web.Response(status=403)
         try:
-            return await handler(request)
+            answer: web.StreamResponse = await handler(request)
+            return answer
         except web.HTTPNotFound:
             return web.Response(status=404, text="404 page not found")
         except web.HTTPMethodNotAllowed:
