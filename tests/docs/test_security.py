@@ -46,7 +46,9 @@ def marked() -> dict[str, set[str]]:
 def threats_in(expression: ast.expr) -> Iterator[str]:
     for node in ast.walk(expression):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "threat":
-            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+            yield from (
+                arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            )
 
 
 MARKED = marked()

@@ -25,7 +25,7 @@ def fields_of(kind: type[Struct]) -> list[tuple[str, str]]:
 
 def written(described: Any) -> str:
     match described:
-        case inspect.IntType(ge=low, le=high):
+        case inspect.IntType(ge=int(low), le=int(high)):
             return _RANGES[low, high]
         case inspect.BytesType(min_length=least, max_length=most):
             if most is None:

@@ -10,7 +10,7 @@ import pytest
 from tests.nets.all import NETS
 from tests.nets.canonical import VECTORS, mark, plain
 from tests.nets.decisions import DECISIONS
-from tests.nets.net import MARK, compare, differences, read
+from tests.nets.net import MARK, Net, compare, differences, read
 from tests.nets.simulated import SIMULATED
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_a_simulated_scenario_comes_to_the_figures_on_file(label: str) -> None:
 
 
 @pytest.mark.parametrize("net", NETS.values(), ids=NETS)
-def test_nothing_is_on_file_that_is_not_compared(net) -> None:
+def test_nothing_is_on_file_that_is_not_compared(net: Net) -> None:
     assert list(read(net).marks) == net.labels()
 
 
