@@ -9,6 +9,7 @@ import pytest
 
 from tests.nets.all import NETS
 from tests.nets.canonical import VECTORS, mark, plain
+from tests.nets.daemons import DAEMONS
 from tests.nets.decisions import DECISIONS
 from tests.nets.net import MARK, Net, compare, differences, read
 from tests.nets.simulated import SIMULATED
@@ -27,6 +28,10 @@ def test_a_thousand_decisions_are_those_on_file(tens: int) -> None:
 @pytest.mark.parametrize("label", SIMULATED.labels())
 def test_a_simulated_scenario_comes_to_the_figures_on_file(label: str) -> None:
     assert compare(SIMULATED, read(SIMULATED), [label]) == []
+
+
+def test_two_daemons_reply_to_mixed_requests_as_on_file() -> None:
+    assert compare(DAEMONS, read(DAEMONS)) == []
 
 
 @pytest.mark.parametrize("net", NETS.values(), ids=NETS)
