@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any, Final
 
-from tests.nets.adapter import POLICIES, DecidingRouter
+from tests.nets.adapter.router import POLICIES, DecidingRouter
 from tests.nets.draw import NOW, a_fleet, a_request
 from tests.nets.net import Net
 

@@ -2,7 +2,13 @@
 
 from typing import Any, Final
 
-from tests.nets.adapter import mesh_calm, mesh_faults, mesh_history, placement_cases, placement_figures
+from tests.nets.adapter.simulators import (
+    mesh_calm,
+    mesh_faults,
+    mesh_history,
+    placement_cases,
+    placement_figures,
+)
 from tests.nets.net import Net
 
 _REQUESTS: Final = 60

@@ -11,6 +11,7 @@ from tests.nets.all import NETS
 from tests.nets.canonical import VECTORS, mark, plain
 from tests.nets.daemons import DAEMONS
 from tests.nets.decisions import DECISIONS
+from tests.nets.lives import LIVES
 from tests.nets.net import MARK, Net, compare, differences, read
 from tests.nets.simulated import SIMULATED
 
@@ -23,6 +24,11 @@ def test_a_thousand_decisions_are_those_on_file(tens: int) -> None:
     labels = [label for label in DECISIONS.labels() if int(label) // 10 == tens]
     assert len(labels) == 10
     assert compare(DECISIONS, read(DECISIONS), labels) == []
+
+
+@pytest.mark.parametrize("label", LIVES.labels())
+def test_twenty_lives_go_step_by_step_as_on_file(label: str) -> None:
+    assert compare(LIVES, read(LIVES), [label]) == []
 
 
 @pytest.mark.parametrize("label", SIMULATED.labels())
