@@ -21,6 +21,7 @@ _SEED: Final = "daemons"
 _LEFT_OUT: Final = frozenset({"date", "server-timing", "content-length"})
 _IDS: Final = frozenset({"x-pairmesh-decision-id", "x-request-id"})
 _TIMES: Final = frozenset({"created", "modified_at", "expires_at"})
+_COUNTS: Final = re.compile(rb"[a-z_]+ \d+(?:, [a-z_]+ \d+)+")
 _GIVEN_ID: Final = "given-by-the-client"
 _CAPS: Final = '[[models]]\nname = "plain"\ncaps = {vision = false, tools = false}\n'
 _VIEWS: Final = (
@@ -185,7 +186,8 @@ def _header(name: str, value: str) -> str:
 
 
 def _told(body: bytes) -> Any:
-    """A body as JSON without times, or its text."""
+    """A body as JSON without times, or its text; counts of a refusal in order, which else is that of random node ids."""
+    body = _COUNTS.sub(lambda hit: b", ".join(sorted(hit[0].split(b", "))), body)
     try:
         return plain(json.loads(body), without=_TIMES)
     except ValueError:
