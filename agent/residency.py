@@ -20,8 +20,8 @@ from agent.engines.contract import (
     EngineBusy,
     EngineMisspoke,
     EngineUnreachable,
-    Residency,
-    ResidentModel,
+    ObservedModel,
+    ResidencyState,
 )
 from agent.engines.control import control_of
 from agent.observe.instruments import LoadMetrics
@@ -31,18 +31,18 @@ from router_core.placement.residency.events import (
     Action,
     Allowed,
     Drain,
+    EngineResidency,
     Event,
-    Held,
     Key,
     Load,
     Looked,
-    Notify,
+    NotifyResidency,
     Ordered,
-    Told,
+    ResidencyNotice,
     Unload,
 )
-from router_core.placement.residency.machine import Residency as Machine
-from router_core.placement.residency.outlook import Headroom, Seen, outlook
+from router_core.placement.residency.machine import ResidencyMachine as Machine
+from router_core.placement.residency.outlook import Headroom, HostModel, outlook
 from router_core.placement.residency.standing import Standings
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
@@ -52,14 +52,18 @@ WATCHED_MS = 10_000
 _MIB = 2**20
 _EXPIRY_MOVED_MS = 3_000
 _HELD = {
-    Residency.LOADING: Held.LOADING,
-    Residency.RESIDENT: Held.RESIDENT,
-    Residency.SLEEPING: Held.RESIDENT,
-    Residency.UNLOADING: Held.LEAVING,
-    Residency.DOWNLOADING: Held.LEAVING,
-    Residency.FAILED: Held.FAILED,
+    ResidencyState.LOADING: EngineResidency.LOADING,
+    ResidencyState.RESIDENT: EngineResidency.RESIDENT,
+    ResidencyState.SLEEPING: EngineResidency.RESIDENT,
+    ResidencyState.UNLOADING: EngineResidency.LEAVING,
+    ResidencyState.DOWNLOADING: EngineResidency.LEAVING,
+    ResidencyState.FAILED: EngineResidency.FAILED,
 }
-_RESULTS = {Told.LOADED: "ok", Told.LOAD_FAILED: "failed", Told.LOAD_OVERDUE: "overdue"}
+_RESULTS = {
+    ResidencyNotice.LOADED: "ok",
+    ResidencyNotice.LOAD_FAILED: "failed",
+    ResidencyNotice.LOAD_OVERDUE: "overdue",
+}
 
 
 class Engines(Protocol):
@@ -74,7 +78,7 @@ class Engines(Protocol):
     def report_heard(self, endpoint: str, model: str, sent_ms: int) -> None: ...
 
 
-class Sources(Struct, frozen=True, kw_only=True):
+class ResidencySources(Struct, frozen=True, kw_only=True):
     """What the picture is made of; each call returns at once. ``free_mib`` is the memory a load would go to,
     ``used`` when a request of ours last used a model (boot ms)."""
 
@@ -84,7 +88,7 @@ class Sources(Struct, frozen=True, kw_only=True):
     used: Mapping[Key, int]
 
 
-class Listeners(Struct, frozen=True, kw_only=True):
+class ResidencyListeners(Struct, frozen=True, kw_only=True):
     """Who hears of it: ``changed`` that ``leaving`` or ``reserved_mib`` did, ``loaded`` of a finished load (endpoint,
     model, seconds)."""
 
@@ -98,8 +102,8 @@ class ModelResidency:
     def __init__(
         self,
         engines: Engines,
-        sources: Sources,
-        listeners: Listeners,
+        sources: ResidencySources,
+        listeners: ResidencyListeners,
         *,
         leaving: set[Key],
         clock: Clock,
@@ -171,7 +175,7 @@ class ModelResidency:
 
     def _look(self) -> None:
         now = self._clock.boot_ms()
-        seen: list[Seen] = []
+        seen: list[HostModel] = []
         places: dict[str, int] = {}
         reserve_mib, free_mib = 0, self._sources.free_mib()
         fleet = self._sources.fleet()
@@ -191,7 +195,7 @@ class ModelResidency:
         )
         self._handle(Looked(picture=outlook(fleet, seen, headroom, now)))
 
-    def _seen(self, status: EndpointStatus, of_gpus: bool, now: int) -> list[Seen]:
+    def _seen(self, status: EndpointStatus, of_gpus: bool, now: int) -> list[HostModel]:
         """The models of one engine that it can be told to hold; ``of_gpus``: in a GPU's own memory."""
         held = {model.native_id: model for model in status.resident}
         watched = status.observed_ms is not None and now - status.observed_ms <= WATCHED_MS
@@ -203,9 +207,9 @@ class ModelResidency:
             used = self._activity.note(key, model, status.observed_ms or now, now)
             ours = self._sources.used.get(key)
             seen.append(
-                Seen(
+                HostModel(
                     key=key,
-                    held=Held.ABSENT if model is None else _HELD[model.state],
+                    held=EngineResidency.ABSENT if model is None else _HELD[model.state],
                     held_bytes=None if model is None else model.held_bytes(of_gpus),
                     busy=0 if model is None else (model.running or 0) + (model.waiting or 0),
                     used_ms=max((at for at in (used, ours) if at is not None), default=None),
@@ -234,18 +238,22 @@ class ModelResidency:
                 self._tasks.spawn(self._unload(action), f"unload at {action.key[0]}")
             case Load():
                 self._tasks.spawn(self._load(action), f"load at {action.key[0]}")
-            case Notify():
+            case NotifyResidency():
                 self._tell(action)
 
-    def _tell(self, told: Notify) -> None:
+    def _tell(self, told: NotifyResidency) -> None:
         endpoint, model = told.key
-        say = self._log.info if told.code in (Told.LOADED, Told.UNLOADED) else self._log.warning
+        say = (
+            self._log.info
+            if told.code in (ResidencyNotice.LOADED, ResidencyNotice.UNLOADED)
+            else self._log.warning
+        )
         trigger = told.trigger.value if told.trigger is not None else None
         say(f"model.{told.code.value}", endpoint=endpoint, model=model, trigger=trigger, seconds=told.seconds)
         result = _RESULTS.get(told.code)
         if result is not None and trigger is not None:
             self._metrics.loads.inc(trigger, result)
-            if told.code is Told.LOADED and told.seconds is not None:
+            if told.code is ResidencyNotice.LOADED and told.seconds is not None:
                 self._metrics.seconds.observe(told.seconds)
                 self._listeners.loaded(endpoint, model, told.seconds)
 
@@ -302,14 +310,14 @@ class _Activity:
         self._tells: dict[Key, None] = {}
         self._expiry: dict[Key, int] = {}
 
-    def note(self, key: Key, model: ResidentModel | None, observed_ms: int, now: int) -> int | None:
+    def note(self, key: Key, model: ObservedModel | None, observed_ms: int, now: int) -> int | None:
         """Take in the newest look at a model; when it was last in use (boot ms), None if it never was."""
         if model is None:
             self._expiry.pop(key, None)
             return self._used.get(key)
         if model.running is not None:
             self._tells[key] = None
-        silent = model.running is None and model.state is Residency.RESIDENT and key in self._tells
+        silent = model.running is None and model.state is ResidencyState.RESIDENT and key in self._tells
         if model.running or model.waiting or silent:
             self._used[key] = now
         if model.expires_s is not None and model.expires_s != FOREVER_S:

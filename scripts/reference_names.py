@@ -23,7 +23,7 @@ from agent.admin import routes
 from agent.admin.config_verbs import NoArguments
 from agent.admin.documents import DrainDoc, RosterDoc, StatusDoc, view_doc
 from agent.admin.drain_verbs import DrainArguments
-from agent.admin.guard import Refusal
+from agent.admin.guard import RequestRefusal
 from agent.admin.questions import ExplainBody, ReplayBody
 from agent.admin.routes import _ASKED, _DECISION, _DO, _READ
 from agent.admin.trust_verbs import AddArguments, RemoveArguments
@@ -53,7 +53,7 @@ from router_core.placement.reasons import Action as DecisionAction
 from router_core.placement.reasons import AuthorityOutcome, Cause, HintOutcome, Reason
 from router_core.placement.record import DecisionRecord
 from router_core.placement.request import RequestClass
-from router_core.placement.residency.events import Told
+from router_core.placement.residency.events import ResidencyNotice
 from router_core.policy.placement import PRESETS, Locality, Match
 from router_core.policy.pressure import DESKTOP, SERVER
 from router_core.record.membership import Liveness
@@ -157,7 +157,7 @@ _INTERNAL_VARIABLES: Final = re.compile(r"PAIRMESH_FAKE_")
 _METRICS_BY_TEMPLATE: Final = {"pairmesh_{}_alarms_total": {"pairmesh_mesh_alarms_total": "Alarms of mesh."}}
 _EVENTS_BY_TEMPLATE: Final = {
     "{}.{}": [f"mesh.{alarm.value}" for alarm in Alarm],
-    "model.{}": [f"model.{told.value}" for told in Told],
+    "model.{}": [f"model.{told.value}" for told in ResidencyNotice],
 }
 _FIELDS: Final = {
     "request": [field.encode_name for field in fields(AccessLine)],
@@ -413,7 +413,7 @@ def surface(files: Mapping[str, str]) -> list[str]:
         *(f"reason {each.value} {each.status}" for each in Reason),
         *(f"word {kind} {word}" for kind, each in WORDS.items() for word in each),
         *(f"admin {route}" for route in admin_routes()),
-        *(f"admin-code {each.code} {each.status}" for each in Refusal),
+        *(f"admin-code {each.code} {each.status}" for each in RequestRefusal),
         *(f"verb-code {name}" for name in verb_refusals()),
         *(f"json {name}: {key}" for name, keys in documents().items() for key in keys),
         *(f"metric {each.name}{{{','.join(each.labels)}}} {each.shape}" for each in metrics()),

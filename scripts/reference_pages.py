@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import fields
 
-from agent.admin.guard import Refusal
+from agent.admin.guard import RequestRefusal
 from agent.admin.trust_verbs import _ADD_REFUSALS, _REMOVE_REFUSALS
 from agent.cli.exits import Exit
 from agent.observe.metrics import OTHER
@@ -226,11 +226,11 @@ def _codes(said: Words) -> str:
 
 def _admin(said: Words) -> str:
     routes = _said(said, "admin", names.admin_routes())
-    codes = _said(said, "admin_code", [each.code for each in Refusal])
+    codes = _said(said, "admin_code", [each.code for each in RequestRefusal])
     table = _table(("route", "answers"), [(f"`{route}`", text) for route, text in routes.items()])
     refusals = _table(
         ("status", "code", "meaning"),
-        [(str(each.status), f"`{each.code}`", codes[each.code]) for each in Refusal],
+        [(str(each.status), f"`{each.code}`", codes[each.code]) for each in RequestRefusal],
     )
     texts = {code.value: text for code, text in (*_ADD_REFUSALS.items(), *_REMOVE_REFUSALS.items())}
     texts |= _said(said, "verb_code", set(names.verb_refusals()) - texts.keys())

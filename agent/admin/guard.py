@@ -28,7 +28,7 @@ _FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 _NEVER_IN_TARGET: Final = ("..", "//", "%2f", "%5c", "%00", "\\")
 
 
-class Refusal(Enum):
+class RequestRefusal(Enum):
     """Why a request is not answered, with the HTTP status it gets."""
 
     TARGET = ("target_refused", 400)
@@ -51,7 +51,7 @@ class Refusal(Enum):
         return self.value[1]
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class RequestHead(Struct, frozen=True, kw_only=True):
     """The head of a request as far as the rules look: each header with all its values."""
 
     target: str
@@ -60,25 +60,25 @@ class Asked(Struct, frozen=True, kw_only=True):
     fetch_sites: Sequence[str]
 
 
-def judge_target(target: str) -> Refusal | None:
+def judge_target(target: str) -> RequestRefusal | None:
     """Origin form only; nothing in the path that another parser might read as a different one."""
     path = target.partition("?")[0].lower()
     if not path.startswith("/") or any(part in path for part in _NEVER_IN_TARGET):
-        return Refusal.TARGET
+        return RequestRefusal.TARGET
     return None
 
 
-def judge(asked: Asked, hosts: frozenset[str], origins: frozenset[str]) -> Refusal | None:
+def judge(asked: RequestHead, hosts: frozenset[str], origins: frozenset[str]) -> RequestRefusal | None:
     """None if the request may be looked at. ``hosts`` are lower-case ``name:port``, ``origins`` exact."""
     if (refusal := judge_target(asked.target)) is not None:
         return refusal
     if len(asked.hosts) != 1 or _bare(asked.hosts[0]) not in hosts:
-        return Refusal.HOST
+        return RequestRefusal.HOST
     allowed = len(asked.origins) == 1 and asked.origins[0] in origins and asked.origins[0] != "null"
     if asked.origins and not allowed:
-        return Refusal.ORIGIN
+        return RequestRefusal.ORIGIN
     if not allowed and any(site.strip().lower() in _FOREIGN_SITES for site in asked.fetch_sites):
-        return Refusal.ORIGIN
+        return RequestRefusal.ORIGIN
     return None
 
 

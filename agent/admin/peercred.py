@@ -49,14 +49,14 @@ def _supplementary(sock: socket.socket) -> list[int]:
     return [gid for (gid,) in _GID.iter_unpack(raw)]
 
 
-class Admission(Struct, frozen=True, kw_only=True):
+class SocketAdmission(Struct, frozen=True, kw_only=True):
     """Who may use the socket. ``group`` is None where the host has no such group."""
 
     uid: int
     group: int | None
 
     @classmethod
-    def here(cls) -> "Admission":
+    def here(cls) -> "SocketAdmission":
         """The rule for this process on this host."""
         try:
             group = grp.getgrnam(GROUP).gr_gid

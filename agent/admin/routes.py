@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Meta, Struct
 
-from agent.admin.guard import Refusal
+from agent.admin.guard import RequestRefusal
 from agent.admin.ports import Decisions, DryRuns, Exposition, NoRoute, Status, VerbRefused, Verbs
 from agent.admin.questions import UNREADABLE, ExplainBody, ReplayBody, read_body
 from agent.observe.capture import report_crash
@@ -33,7 +33,7 @@ _ASKED: Final = frozenset({"/v1/explain", "/v1/replay"})
 _QUERY_FIELDS: Final = 8
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class AdminReply(Struct, frozen=True, kw_only=True):
     status: int
     body: bytes
     content_type: str = JSON
@@ -49,9 +49,11 @@ class DecisionsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit: int = DECISIONS_DEFAULT
 
 
-def refused(refusal: Refusal, **headers: str) -> Reply:
+def refused(refusal: RequestRefusal, **headers: str) -> AdminReply:
     """The answer to a request that is not served."""
-    return Reply(status=refusal.status, body=msgspec.json.encode({"error": refusal.code}), headers=headers)
+    return AdminReply(
+        status=refusal.status, body=msgspec.json.encode({"error": refusal.code}), headers=headers
+    )
 
 
 def verb_of(path: str) -> str | None:
@@ -85,10 +87,12 @@ class Routes:
             return ("POST",)
         return ("GET", "HEAD") if path in _READ or path.startswith(_DECISION) else ()
 
-    async def get(self, path: str, query: str) -> Reply:
+    async def get(self, path: str, query: str) -> AdminReply:
         match path:
             case "/metrics":
-                return Reply(status=200, body=self._exposition.render().encode(), content_type=CONTENT_TYPE)
+                return AdminReply(
+                    status=200, body=self._exposition.render().encode(), content_type=CONTENT_TYPE
+                )
             case "/v1/status":
                 return _json(self._status.status())
             case "/v1/view":
@@ -97,18 +101,18 @@ class Routes:
                 return await self._recent(query)
             case _ if path.startswith(_DECISION):
                 record = await self._decisions.get(path.removeprefix(_DECISION))
-                return refused(Refusal.UNKNOWN) if record is None else _json(record)
+                return refused(RequestRefusal.UNKNOWN) if record is None else _json(record)
             case _:
-                return refused(Refusal.UNKNOWN)
+                return refused(RequestRefusal.UNKNOWN)
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> AdminReply:
         """Answer a question, which changes nothing."""
         return self._explain(body) if path == "/v1/explain" else await self._replay(body)
 
-    def _explain(self, body: bytes) -> Reply:
+    def _explain(self, body: bytes) -> AdminReply:
         asked = read_body(body, ExplainBody)
         if isinstance(asked, tuple):
-            return _faulty(Refusal.BODY.code, asked)
+            return _faulty(RequestRefusal.BODY.code, asked)
         found = self._dry_runs.explain(asked)
         if isinstance(found, NoRoute):
             return _faulty("route_unknown", (f"dialect: {found.detail}",))
@@ -116,10 +120,10 @@ class Routes:
             return _faulty(Reason.HINT_MALFORMED.value, (f"{found.hint}: {found.detail}",))
         return _json(found)
 
-    async def _replay(self, body: bytes) -> Reply:
+    async def _replay(self, body: bytes) -> AdminReply:
         asked = read_body(body, ReplayBody)
         if isinstance(asked, tuple):
-            return _faulty(Refusal.BODY.code, asked)
+            return _faulty(RequestRefusal.BODY.code, asked)
         policy = None
         if asked.policy is not None:
             read = parse_policy(asked.policy.encode("utf-8", "surrogatepass"))
@@ -128,7 +132,7 @@ class Routes:
             policy = read.policy
         record = await self._decisions.get(asked.id)
         if record is None:
-            return refused(Refusal.UNKNOWN)
+            return refused(RequestRefusal.UNKNOWN)
         try:
             again = self._dry_runs.replay(record, policy)
         except NotReplayable as fault:
@@ -136,15 +140,15 @@ class Routes:
         same = _served(again) == _served(record)
         return _json({"same": same, "was": record.chosen, "record": again})
 
-    async def do(self, verb: str, body: bytes, uid: int) -> Reply:
+    async def do(self, verb: str, body: bytes, uid: int) -> AdminReply:
         """Run ``verb`` for the local user ``uid`` with the JSON object in ``body`` (empty: no arguments)."""
         act = self._verbs.get(verb)
         if act is None:
-            return refused(Refusal.UNKNOWN)
+            return refused(RequestRefusal.UNKNOWN)
         try:
             arguments = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
         except UNREADABLE:
-            return refused(Refusal.BODY)
+            return refused(RequestRefusal.BODY)
         try:
             answer = await act(arguments)
         except VerbRefused as refusal:
@@ -156,7 +160,7 @@ class Routes:
         self._log.info("admin.verb_done", verb=verb, uid=uid)
         return _json(answer)
 
-    async def _recent(self, query: str) -> Reply:
+    async def _recent(self, query: str) -> AdminReply:
         try:
             pairs = (
                 parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=_QUERY_FIELDS)
@@ -165,9 +169,9 @@ class Routes:
             )
             asked = msgspec.convert(dict(pairs), DecisionsQuery, strict=False)
         except (ValueError, msgspec.ValidationError):
-            return _faulty(Refusal.QUERY.code, (_QUERY_TAKES,))
+            return _faulty(RequestRefusal.QUERY.code, (_QUERY_TAKES,))
         if not 0 <= asked.limit <= limits.ADMIN_DECISIONS or len(pairs) != len(dict(pairs)):
-            return _faulty(Refusal.QUERY.code, (_QUERY_TAKES,))
+            return _faulty(RequestRefusal.QUERY.code, (_QUERY_TAKES,))
         found = await self._decisions.recent(
             asked.limit,
             action=None if asked.action is None else asked.action.value,
@@ -187,9 +191,9 @@ def _served(record: DecisionRecord) -> tuple[str, str] | None:
     return None if record.winner is None else (record.winner.row, record.winner.model)
 
 
-def _faulty(code: str, faults: tuple[str, ...]) -> Reply:
+def _faulty(code: str, faults: tuple[str, ...]) -> AdminReply:
     return _json({"error": code, "faults": faults}, status=400)
 
 
-def _json(document: object, status: int = 200) -> Reply:
-    return Reply(status=status, body=msgspec.json.encode(document))
+def _json(document: object, status: int = 200) -> AdminReply:
+    return AdminReply(status=status, body=msgspec.json.encode(document))

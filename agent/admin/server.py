@@ -17,9 +17,9 @@ from typing import Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from agent.admin.guard import HEADERS, Asked, Refusal, hosts_for, judge, judge_target
-from agent.admin.peercred import Admission, ReadPeer, peer_of
-from agent.admin.routes import JSON, Reply, Routes, refused, verb_of
+from agent.admin.guard import HEADERS, RequestHead, RequestRefusal, hosts_for, judge, judge_target
+from agent.admin.peercred import ReadPeer, SocketAdmission, peer_of
+from agent.admin.routes import JSON, AdminReply, Routes, refused, verb_of
 from agent.store.folders import SOCKET_PATH_MOST, RefuseToStart
 from router_core import limits
 
@@ -39,14 +39,14 @@ class AdminServer:
         *,
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
-        admission: Admission | None = None,
+        admission: SocketAdmission | None = None,
         read_peer: ReadPeer = peer_of,
     ) -> None:
         self._routes = routes
         self._extra_hosts = hosts
         self._origins = frozenset(origins)
         self._hosts: frozenset[str] = frozenset()
-        self._admission = admission or Admission.here()
+        self._admission = admission or SocketAdmission.here()
         self._read_peer = read_peer
         self._open: list[tuple[asyncio.Server, web.Server]] = []
         self._socket: tuple[Path, int] | None = None
@@ -103,7 +103,7 @@ class AdminServer:
     async def _answer_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
         headers = request.headers
         origins = headers.getall("Origin", [])
-        asked = Asked(
+        asked = RequestHead(
             target=_target(request),
             hosts=headers.getall("Host", []),
             origins=origins,
@@ -115,37 +115,37 @@ class AdminServer:
         path, _, query = asked.target.partition("?")
         methods = self._routes.methods(path)
         if request.method == "OPTIONS" and origins and methods:
-            return _response(Reply(status=204, body=b"", headers=_preflight(methods[0])), cors)
+            return _response(AdminReply(status=204, body=b"", headers=_preflight(methods[0])), cors)
         return _response(await self._answer(request, methods, path, query), cors)
 
     async def _answer_socket(self, request: web.BaseRequest) -> web.StreamResponse:
         peer = self._read_peer(request.get_extra_info("socket"))
         if peer is None or not self._admission.admits(peer):
-            return _response(refused(Refusal.PEER))
+            return _response(refused(RequestRefusal.PEER))
         target = _target(request)
         if (refusal := judge_target(target)) is not None:
             return _response(refused(refusal))
         path, _, query = target.partition("?")
         if (verb := verb_of(path)) is not None:
             if request.method != "POST":
-                return _response(refused(Refusal.METHOD, Allow="POST"))
+                return _response(refused(RequestRefusal.METHOD, Allow="POST"))
             body = await _json_body(request)
-            if isinstance(body, Refusal):
+            if isinstance(body, RequestRefusal):
                 return _response(refused(body))
             return _response(await self._routes.do(verb, body, peer.uid))
         return _response(await self._answer(request, self._routes.methods(path), path, query))
 
     async def _answer(
         self, request: web.BaseRequest, methods: tuple[str, ...], path: str, query: str
-    ) -> Reply:
+    ) -> AdminReply:
         if not methods:
-            return refused(Refusal.UNKNOWN)
+            return refused(RequestRefusal.UNKNOWN)
         if request.method not in methods:
-            return refused(Refusal.METHOD, Allow=", ".join(methods))
+            return refused(RequestRefusal.METHOD, Allow=", ".join(methods))
         if request.method != "POST":
             return await self._routes.get(path, query)
         body = await _json_body(request)
-        return refused(body) if isinstance(body, Refusal) else await self._routes.post(path, body)
+        return refused(body) if isinstance(body, RequestRefusal) else await self._routes.post(path, body)
 
 
 class _Server(web.Server):
@@ -179,7 +179,7 @@ class _Connection(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("answer already begun")
         code = b'{"error":"malformed"}' if status < 500 else b'{"error":"internal"}'
-        response = _response(Reply(status=status, body=code))
+        response = _response(AdminReply(status=status, body=code))
         response.force_close()
         return response
 
@@ -197,18 +197,18 @@ def _target(request: web.BaseRequest) -> str:
     return request.raw_path
 
 
-async def _json_body(request: web.BaseRequest) -> bytes | Refusal:
+async def _json_body(request: web.BaseRequest) -> bytes | RequestRefusal:
     if request.headers.get("Content-Encoding") or request.content_type != JSON:
-        return Refusal.MEDIA
+        return RequestRefusal.MEDIA
     body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
         if len(body) > limits.ADMIN_BODY:
-            return Refusal.TOO_LARGE
+            return RequestRefusal.TOO_LARGE
     return bytes(body)
 
 
-def _response(reply: Reply, extra: dict[str, str] | None = None) -> web.Response:
+def _response(reply: AdminReply, extra: dict[str, str] | None = None) -> web.Response:
     headers = {**HEADERS, "Server": "pairmesh", **reply.headers, **(extra or {})}
     if reply.body:
         headers["Content-Type"] = reply.content_type

@@ -16,7 +16,7 @@ from agent.identity.member_file import MOST
 from agent.identity.membership import AddCode, Added, RemoveCode, Removed
 from router_core.ids import MeshId, NodeId, NodeName, node_id_of, short_id
 from router_core.record.state import Address, Role
-from router_core.trust.roster import Entry
+from router_core.trust.roster import RosterEntry
 from router_core.trust.statements import FULL_MEMBER
 
 _ADD_REFUSALS: Final = {
@@ -49,7 +49,7 @@ class MembershipPort(Protocol):
     @property
     def mesh_id(self) -> MeshId: ...
 
-    def entries(self) -> Sequence[Entry]: ...
+    def entries(self) -> Sequence[RosterEntry]: ...
 
     def export(self, addresses: Sequence[Address]) -> bytes: ...
 
@@ -115,7 +115,7 @@ def trust_verbs(
     }
 
 
-def _line(entry: Entry) -> RosterDoc:
+def _line(entry: RosterEntry) -> RosterDoc:
     node_id = node_id_of(entry.id32)
     return RosterDoc(
         id=node_id,

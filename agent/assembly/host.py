@@ -22,9 +22,9 @@ from agent.node.own_work import own_work
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.observe.instruments import LoadMetrics
 from agent.relay.dispatch import DispatchRate
-from agent.residency import Listeners as ResidencyListeners
 from agent.residency import ModelResidency
-from agent.residency import Sources as ResidencySources
+from agent.residency import ResidencyListeners as ResidencyListeners
+from agent.residency import ResidencySources as ResidencySources
 from agent.sampling.files import Roots
 from agent.sampling.loop import OwnWork, Sampler, SamplerPorts
 from agent.sampling.nvml import NvmlClient, binding_file

@@ -13,15 +13,15 @@ from agent.identity.admittance import Admittance
 from agent.identity.keys import Ed25519Verifier, NodeKey
 from agent.identity.membership import Membership
 from agent.identity.tls import OwnFiles, TlsContexts
-from agent.mesh.addresses import AddressBook, AddressRules, Endpoint
+from agent.mesh.addresses import AddressBook, AddressRules, PeerAddress
 from agent.mesh.discovery import Discovery
-from agent.mesh.driver import Driver, Told
+from agent.mesh.driver import Driver, DriverListeners
 from agent.mesh.interfaces import IpAddress
 from agent.mesh.own_addresses import OwnAddresses
 from agent.mesh.shelf import MeshShelf
 from agent.observe.instruments import Alarms
 from agent.settings.load import MeshSettings
-from agent.store.marks import Marks
+from agent.store.marks import MarkFiles
 from agent.store.members import PeerFiles, RosterFiles
 from router_core.ids import Id16, NodeId, short_id
 from router_core.mesh.machine import Mesh
@@ -87,7 +87,7 @@ class MeshRooms:
     ) -> None:
         settings, own, clock = ground.settings.mesh, ground.own, ground.clock
         membership = trust.membership
-        shelf = MeshShelf(Marks(ground.folders.state, ground.newer), trust.peer_files)
+        shelf = MeshShelf(MarkFiles(ground.folders.state, ground.newer), trust.peer_files)
         self._clock = clock
         self._board = board
         saved = shelf.load(membership.mesh_id, tuple(membership.members.values()))
@@ -111,7 +111,9 @@ class MeshRooms:
             source=settings.listen.ip if settings.listen.source is not None else None,
             book=self.book,
             shelf=shelf,
-            told=Told(on_view=heard, notify=self.alarms.notify, failed=ground.failed, on_link=linked),
+            told=DriverListeners(
+                on_view=heard, notify=self.alarms.notify, failed=ground.failed, on_link=linked
+            ),
         )
         self.discovery = Discovery(
             own.node_id, link_port, sighted=self.driver.sighted, clock=clock, failed=ground.failed
@@ -166,7 +168,7 @@ class MeshRooms:
 
     def told_addresses(self, node_id: NodeId, addresses: tuple[Address, ...]) -> None:
         """``node_id`` can be dialled there, as its member file or its operator says."""
-        self.driver.sighted(node_id, [Endpoint(ip_address(addr.ip), addr.mesh_port) for addr in addresses])
+        self.driver.sighted(node_id, [PeerAddress(ip_address(addr.ip), addr.mesh_port) for addr in addresses])
 
     def rtts(self) -> dict[Id16, int]:
         """Milliseconds to each member that one could be measured to."""

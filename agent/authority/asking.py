@@ -33,7 +33,7 @@ class Authority:
         self._policy = policy
         self._clock = clock
         self._log = log
-        self._breaker = Breaker(policy)
+        self._breaker = AuthorityBreaker(policy)
         self._answers = Answers(policy.answers_kept)
         self._slots = asyncio.Semaphore(policy.in_flight)
         self._caller = Caller(policy, token)
@@ -135,7 +135,7 @@ class Answers:
                 self._kept.popitem(last=False)
 
 
-class Breaker:
+class AuthorityBreaker:
     """Shut after so many failures in a row, for a fixed time; then one question at a time tries again. Times are boot
     milliseconds."""
 

@@ -34,18 +34,18 @@ SERVICE_CREDENTIALS: Final = Path("/run/credentials/pairmesh.service")
 """Where systemd keeps the credentials of the unit."""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class PendingChange(Struct, frozen=True, kw_only=True):
     in_force: Written
     written: Written
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class ConfigShown(Struct, frozen=True, kw_only=True):
     """What the daemon answers to ``config-show``."""
 
     settings: dict[str, Written]
     policy: dict[str, Written]
     policy_hash: str
-    waiting: dict[str, Change] = {}
+    waiting: dict[str, PendingChange] = {}
     faults: tuple[str, ...] = ()
 
 
@@ -115,7 +115,7 @@ def _may_lie_in(folder: Path, name: str) -> bool:
 
 def _show(as_json: bool) -> int:
     try:
-        told = msgspec.convert(DaemonClient.here().do("config-show"), Told)
+        told = msgspec.convert(DaemonClient.here().do("config-show"), ConfigShown)
     except (Unreachable, Refused, msgspec.ValidationError) as why:
         return _show_files(as_json, str(why))
     if as_json:

@@ -22,7 +22,7 @@ class AdapterFactory(Protocol):
     def __call__(self, client: EngineClient, identity: Identity, manifest: Manifest) -> EngineAdapter: ...
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class CatalogueEntry(Struct, frozen=True, kw_only=True):
     """One flavour of one engine: what it speaks and can, and what reads it."""
 
     adapter: AdapterFactory
@@ -38,18 +38,18 @@ _LLAMA_CAPS: Final = (
 )
 _OLLAMA_CAPS: Final = Capability.STREAMING | Capability.JSON_SCHEMA
 
-CATALOGUE: Final[dict[tuple[EngineKind, str], Entry]] = {
-    (EngineKind.LLAMACPP, "single"): Entry(
+CATALOGUE: Final[dict[tuple[EngineKind, str], CatalogueEntry]] = {
+    (EngineKind.LLAMACPP, "single"): CatalogueEntry(
         adapter=LlamaSingle,
         dialects=_LLAMA_DIALECTS,
         caps=Caps(known=_LLAMA_CAPS, has=_LLAMA_CAPS),
     ),
-    (EngineKind.LLAMACPP, "router"): Entry(
+    (EngineKind.LLAMACPP, "router"): CatalogueEntry(
         adapter=LlamaRouter,
         dialects=_LLAMA_DIALECTS,
         caps=Caps(known=_LLAMA_CAPS, has=_LLAMA_CAPS),
     ),
-    (EngineKind.OLLAMA, "native"): Entry(
+    (EngineKind.OLLAMA, "native"): CatalogueEntry(
         adapter=Ollama,
         dialects=Dialect.CHAT
         | Dialect.COMPLETION
@@ -59,7 +59,7 @@ CATALOGUE: Final[dict[tuple[EngineKind, str], Entry]] = {
         | Dialect.OLLAMA_EMBED,
         caps=Caps(known=_OLLAMA_CAPS | Capability.COUNT_TOKENS, has=_OLLAMA_CAPS),
     ),
-    (EngineKind.OPENAI, "plain"): Entry(
+    (EngineKind.OPENAI, "plain"): CatalogueEntry(
         adapter=OpenAiPlain,
         dialects=Dialect.CHAT | Dialect.COMPLETION,
         caps=Caps(known=Capability.STREAMING, has=Capability.STREAMING),

@@ -14,7 +14,7 @@ PREFIX = 512
 """Bytes of the body that are looked at."""
 
 
-class Rule(NamedTuple):
+class AnswerRule(NamedTuple):
     """``statuses`` and, if given, a pattern that must occur in the lower-cased prefix."""
 
     verdict: FailureClass
@@ -28,16 +28,16 @@ class Rule(NamedTuple):
         return self.pattern is None or (self.pattern.search(prefix) is not None) is not self.absent
 
 
-def _saying(verdict: FailureClass, pattern: bytes, *statuses: int) -> Rule:
-    return Rule(verdict, statuses, re.compile(pattern, re.DOTALL))
+def _saying(verdict: FailureClass, pattern: bytes, *statuses: int) -> AnswerRule:
+    return AnswerRule(verdict, statuses, re.compile(pattern, re.DOTALL))
 
 
-def _silent_on(verdict: FailureClass, pattern: bytes, *statuses: int) -> Rule:
-    return Rule(verdict, statuses, re.compile(pattern, re.DOTALL), absent=True)
+def _silent_on(verdict: FailureClass, pattern: bytes, *statuses: int) -> AnswerRule:
+    return AnswerRule(verdict, statuses, re.compile(pattern, re.DOTALL), absent=True)
 
 
-def _any(verdict: FailureClass, *statuses: int) -> Rule:
-    return Rule(verdict, statuses)
+def _any(verdict: FailureClass, *statuses: int) -> AnswerRule:
+    return AnswerRule(verdict, statuses)
 
 
 _F = FailureClass
@@ -54,7 +54,7 @@ _VLLM: Final = (
     _saying(_F.DEAD, rb"enginedead", 500),
 )
 
-RULES: Final[dict[EngineKind, tuple[Rule, ...]]] = {
+RULES: Final[dict[EngineKind, tuple[AnswerRule, ...]]] = {
     EngineKind.LLAMACPP: (
         _saying(_F.LOADING, rb"unavailable_error", 503),
         _saying(_F.TOO_LONG, rb"exceed_context_size", 400),

@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from agent.engines.contract import Credential, EngineMisspoke, EngineUnreachable
-from agent.engines.listing import INLINE_BYTES, Listing, read_listing, unpacked
+from agent.engines.listing import INLINE_BYTES, EngineList, read_listing, unpacked
 from agent.engines.outside import Outside, is_literal, is_outside
 from agent.settings.manifest import Manifest
 from router_core import limits
@@ -46,7 +46,7 @@ is kept."""
 AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 
 
-class Reply(Struct, frozen=True, gc=False, kw_only=True):
+class EngineReply(Struct, frozen=True, gc=False, kw_only=True):
     """One whole answer. Header names are in lower case; of duplicates the first is kept."""
 
     status: int
@@ -60,7 +60,7 @@ class Reply(Struct, frozen=True, gc=False, kw_only=True):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise EngineMisspoke("not_json", f"status {self.status}", self.status) from None
 
-    def require(self) -> "Reply":
+    def require(self) -> "EngineReply":
         """This reply if it is a 200. Raises :class:`EngineMisspoke` with the reason otherwise."""
         if self.status == 200:
             return self
@@ -89,7 +89,7 @@ class EngineClient:
         if credential is not None:
             self._headers["Authorization"] = credential.authorization
         self._session: aiohttp.ClientSession | None = None
-        self._listings: dict[tuple[str, str], tuple[bytes, Listing]] = {}
+        self._listings: dict[tuple[str, str], tuple[bytes, EngineList]] = {}
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -127,12 +127,12 @@ class EngineClient:
 
     async def get(
         self, path: str, *, timeout_s: float = FAST_S, cap: int = limits.ENGINE_BODY, probe: bool = False
-    ) -> Reply:
+    ) -> EngineReply:
         """GET ``path``; a body above ``cap`` bytes is refused unread. Any status is an answer here."""
         headers = {PROBE_HEADER: "1"} if probe else {}
         return await self._ask("GET", path, timeout_s, cap, headers, None)
 
-    async def show(self, model: str) -> Reply:
+    async def show(self, model: str) -> EngineReply:
         """What Ollama's ``POST /api/show`` tells of ``model``: a question, although it is no GET."""
         headers = {"Content-Type": "application/json"}
         body = msgspec.json.encode({"model": model})
@@ -140,7 +140,7 @@ class EngineClient:
 
     async def _ask(
         self, method: str, path: str, timeout_s: float, cap: int, headers: dict[str, str], body: bytes | None
-    ) -> Reply:
+    ) -> EngineReply:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._opened().request(
@@ -153,7 +153,7 @@ class EngineClient:
             ) as answer:
                 told = await _bounded(answer, cap)
                 known = _lowered(answer.headers)
-                return Reply(status=answer.status, headers=known, body=unpacked(told, known, cap))
+                return EngineReply(status=answer.status, headers=known, body=unpacked(told, known, cap))
         except BROKEN as error:
             raise _unreachable(error) from None
 
@@ -163,12 +163,12 @@ class EngineClient:
 
     async def get_listing(
         self, path: str, key: str, *, timeout_s: float = FAST_S, probe: bool = False
-    ) -> Listing:
+    ) -> EngineList:
         """The list at ``key`` of a 200 answer to GET ``path``; the very object of the last time if nothing changed."""
         reply = await self.get(path, timeout_s=timeout_s, cap=limits.ENGINE_LIST_BODY, probe=probe)
         return await self.listing_of(reply, path, key)
 
-    async def listing_of(self, reply: Reply, path: str, key: str) -> Listing:
+    async def listing_of(self, reply: EngineReply, path: str, key: str) -> EngineList:
         """As ``get_listing``, of an answer to GET ``path`` that is there."""
         body = reply.require().body
         digest = blake2b(body, digest_size=16).digest()

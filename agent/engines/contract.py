@@ -45,7 +45,7 @@ class EngineBusy(RemoteFault):
     """An order that was not given because somebody uses the model. ``reason`` is ``in_use`` or ``silent``."""
 
 
-class Health(Enum):
+class EndpointHealth(Enum):
     """State of an endpoint as its monitor sees it. ``SILENT`` answers nothing although it used to with as much to do,
     ``DEAF`` answers nothing with more to do than ever before, ``STUCK`` answers questions and does no work: none of this
     is proof of anything, so they take requests if nobody else can."""
@@ -66,7 +66,7 @@ class Health(Enum):
 
     @property
     def is_sound(self) -> bool:
-        return self in (Health.READY, Health.DEGRADED)
+        return self in (EndpointHealth.READY, EndpointHealth.DEGRADED)
 
     @property
     def code(self) -> EngineState:
@@ -74,21 +74,29 @@ class Health(Enum):
         return _CODES[self]
 
 
-_SERVES = frozenset({Health.READY, Health.DEGRADED, Health.SILENT, Health.DEAF, Health.STUCK})
-_CODES: dict[Health, EngineState] = {
-    Health.UNREACHABLE: EngineState.DOWN,
-    Health.STARTING: EngineState.STARTING,
-    Health.READY: EngineState.READY,
-    Health.DEGRADED: EngineState.READY,
-    Health.SILENT: EngineState.FAILING,
-    Health.DEAF: EngineState.FAILING,
-    Health.STUCK: EngineState.FAILING,
-    Health.UNAUTHORISED: EngineState.DOWN,
-    Health.REFUSED: EngineState.DOWN,
+_SERVES = frozenset(
+    {
+        EndpointHealth.READY,
+        EndpointHealth.DEGRADED,
+        EndpointHealth.SILENT,
+        EndpointHealth.DEAF,
+        EndpointHealth.STUCK,
+    }
+)
+_CODES: dict[EndpointHealth, EngineState] = {
+    EndpointHealth.UNREACHABLE: EngineState.DOWN,
+    EndpointHealth.STARTING: EngineState.STARTING,
+    EndpointHealth.READY: EngineState.READY,
+    EndpointHealth.DEGRADED: EngineState.READY,
+    EndpointHealth.SILENT: EngineState.FAILING,
+    EndpointHealth.DEAF: EngineState.FAILING,
+    EndpointHealth.STUCK: EngineState.FAILING,
+    EndpointHealth.UNAUTHORISED: EngineState.DOWN,
+    EndpointHealth.REFUSED: EngineState.DOWN,
 }
 
 
-class Refusal(StrEnum):
+class EngineRefusal(StrEnum):
     """Why an endpoint is ``Health.REFUSED`` until its manifest changes."""
 
     SELF_LOOP = "self_loop"
@@ -98,7 +106,7 @@ class Refusal(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
-class Residency(Enum):
+class ResidencyState(Enum):
     """State of one model in an engine. Values 1 to 5 are ``record.state.ModelState``; ``FAILED`` stays local."""
 
     LOADING = 1
@@ -123,7 +131,7 @@ class TimingSource(Enum):
     COUNTED = "counted"
 
 
-class Finish(Enum):
+class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     TOOL = "tool"
@@ -177,12 +185,12 @@ class OwnedModel(Struct, frozen=True, gc=False, kw_only=True):
     keep: bool = False
 
 
-class ResidentModel(Struct, frozen=True, gc=False, kw_only=True):
+class ObservedModel(Struct, frozen=True, gc=False, kw_only=True):
     """A model in an engine's memory, or on its way in or out. ``ctx`` is the tokens one request may use;
     ``kv_used`` and ``progress`` (loading only) are 0..1; ``expires_s`` counts from the observation."""
 
     native_id: str
-    state: Residency
+    state: ResidencyState
     ctx: int | None = None
     total_bytes: int | None = None
     vram_bytes: int | None = None
@@ -198,7 +206,7 @@ class ResidentModel(Struct, frozen=True, gc=False, kw_only=True):
         return self.vram_bytes if of_gpus and self.vram_bytes is not None else self.total_bytes
 
 
-class EngineLoad(Struct, frozen=True, gc=False, kw_only=True):
+class ObservedLoad(Struct, frozen=True, gc=False, kw_only=True):
     """Requests in an engine's hands and waiting, and its recent speeds (tokens/s, from counter deltas)."""
 
     source: LoadSource
@@ -208,7 +216,7 @@ class EngineLoad(Struct, frozen=True, gc=False, kw_only=True):
     tg_tps: float | None = None
 
 
-class Marks(Struct, frozen=True, gc=False, kw_only=True):
+class ResponseMarks(Struct, frozen=True, gc=False, kw_only=True):
     """The relay's marks on one response (boot clock, ms). ``content_events`` counts the events that carried
     content, ``None`` if the response was not a stream."""
 
@@ -232,7 +240,7 @@ class Timings(Struct, frozen=True, gc=False, kw_only=True):
     gen_ms: float | None = None
     queue_ms: float | None = None
     load_ms: float | None = None
-    finish: Finish | None = None
+    finish: FinishReason | None = None
 
     @property
     def pp_tps(self) -> float | None:
@@ -278,13 +286,13 @@ class EndpointStatus(Struct, frozen=True, kw_only=True, dict=True):
 
     name: str
     manifest: Manifest
-    health: Health
+    health: EndpointHealth
     detected: bool = False
     reason: str | None = None
     identity: Identity | None = None
     owned: tuple[OwnedModel, ...] = ()
-    resident: tuple[ResidentModel, ...] = ()
-    load: EngineLoad | None = None
+    resident: tuple[ObservedModel, ...] = ()
+    load: ObservedLoad | None = None
     observed_ms: int | None = None
     credential: Credential | None = None
     withdrawn: Dialect = Dialect(0)
@@ -355,8 +363,8 @@ class Observation(Struct, frozen=True, gc=False, kw_only=True):
     """One fast look: what is in memory and how busy the engine is. ``owned`` is what it could serve, if the look told it
     and it is not what it was."""
 
-    resident: tuple[ResidentModel, ...]
-    load: EngineLoad
+    resident: tuple[ObservedModel, ...]
+    load: ObservedLoad
     owned: tuple[OwnedModel, ...] | None = None
 
 
@@ -417,9 +425,9 @@ class InferringAdapter(EngineAdapter, Protocol):
         before every ``observe``."""
 
 
-def own_load(in_flight: int, slots: int | None) -> EngineLoad:
+def own_load(in_flight: int, slots: int | None) -> ObservedLoad:
     """Load of an engine that tells none: our own requests over its ``slots`` (unknown counts as 1)."""
     places = slots or 1
-    return EngineLoad(
+    return ObservedLoad(
         source=LoadSource.OWN, running=min(in_flight, places), waiting=max(0, in_flight - places)
     )

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from agent.engines.client import FAST_S, SLOW_S, EngineClient, Reply
+from agent.engines.client import FAST_S, SLOW_S, EngineClient, EngineReply
 from agent.engines.contract import (
     EndpointStatus,
     EngineBusy,
@@ -32,7 +32,7 @@ _NO_METRICS: Final = frozenset({404, 501})
 class OrderingClient(EngineClient):
     """A client that can post. Close it after the order."""
 
-    async def order(self, path: str, body: dict[str, Any], timeout_s: float) -> Reply:
+    async def order(self, path: str, body: dict[str, Any], timeout_s: float) -> EngineReply:
         """POST ``body`` to ``path``; any status is an answer here."""
         headers = {"Content-Type": "application/json"}
         return await self._ask(
@@ -121,5 +121,5 @@ async def _ordering(status: EndpointStatus) -> AsyncIterator[OrderingClient]:
         await client.aclose()
 
 
-def _says(reply: Reply, words: bytes) -> bool:
+def _says(reply: EngineReply, words: bytes) -> bool:
     return reply.status == 400 and words in reply.body[:512].lower()

@@ -8,7 +8,7 @@ known to be deaf then; and any other sign of life makes up for both. It never to
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.engines.contract import Health, Refusal
+from agent.engines.contract import EndpointHealth, EngineRefusal
 
 FAILURES = 3
 """Questions in a row without an answer after which an engine counts as silent."""
@@ -29,7 +29,7 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
     deaf while it works.
     """
 
-    refusal: Refusal | None = None
+    refusal: EngineRefusal | None = None
     key_refused: bool = False
     loading: bool = False
     lost: bool = False
@@ -43,27 +43,27 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
     listed_ms: int | None = None
     looked_ms: int | None = None
 
-    def judge(self, now_ms: int, period_ms: int, in_flight: int = 0) -> Health:
+    def judge(self, now_ms: int, period_ms: int, in_flight: int = 0) -> EndpointHealth:
         """The health at ``now_ms``; ``period_ms`` is the time between two fast polls."""
         if self.refusal is not None:
-            return Health.REFUSED
+            return EndpointHealth.REFUSED
         if self.key_refused:
-            return Health.UNAUTHORISED
+            return EndpointHealth.UNAUTHORISED
         if self.lost:
-            return Health.UNREACHABLE
+            return EndpointHealth.UNREACHABLE
         if self.silent_ms is not None:
             known = self.listed_ms is not None and (in_flight > 0 or now_ms - self.silent_ms < SILENT_MS)
-            return Health.SILENT if known else Health.UNREACHABLE
+            return EndpointHealth.SILENT if known else EndpointHealth.UNREACHABLE
         if self.loading:
-            return Health.STARTING
+            return EndpointHealth.STARTING
         if self.listed_ms is None:
             fresh = self.seen_ms is not None and now_ms - self.seen_ms < START_MS
-            return Health.STARTING if fresh else Health.UNREACHABLE
+            return EndpointHealth.STARTING if fresh else EndpointHealth.UNREACHABLE
         if self.doubts >= FAILURES:
-            return Health.DEAF
+            return EndpointHealth.DEAF
         if self.looked_ms is None or now_ms - self.looked_ms > ABSENCE_PERIODS * period_ms:
-            return Health.DEGRADED
-        return Health.READY
+            return EndpointHealth.DEGRADED
+        return EndpointHealth.READY
 
     @property
     def unanswered(self) -> int:
@@ -133,7 +133,7 @@ class Signs(Struct, frozen=True, gc=False, kw_only=True):
         """A good fast poll."""
         return replace(self.answered(now_ms, in_flight), looked_ms=now_ms)
 
-    def refused(self, refusal: Refusal) -> "Signs":
+    def refused(self, refusal: EngineRefusal) -> "Signs":
         return replace(self, refusal=refusal)
 
     def identified(self, now_ms: int) -> "Signs":

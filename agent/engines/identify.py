@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from agent.engines import shape
 from agent.engines.catalogue import CATALOGUE
-from agent.engines.client import SLOW_S, EngineClient, Reply
-from agent.engines.contract import EngineMisspoke, Identity, Refusal
+from agent.engines.client import SLOW_S, EngineClient, EngineReply
+from agent.engines.contract import EngineMisspoke, EngineRefusal, Identity
 from agent.engines.ollama import dialects_of as ollama_dialects
 from agent.engines.openai import dialects_of
 from agent.settings.manifest import API_PATH, EngineKind, Manifest
@@ -25,7 +25,7 @@ class Starting(Struct, frozen=True, kw_only=True):
     engine: EngineKind
 
 
-Verdict = Identity | Starting | Refusal | None
+Verdict = Identity | Starting | EngineRefusal | None
 """None: something answers, and it is no engine."""
 
 
@@ -39,9 +39,9 @@ async def identify(client: EngineClient, manifest: Manifest | None = None) -> Ve
         return _agreed(await _below_path(client, manifest), manifest)
     health = await _ask(client, "/health", cap=limits.ENGINE_HEALTH_BODY)
     if _is_ours(health):
-        return Refusal.SELF_LOOP
+        return EngineRefusal.SELF_LOOP
     if _is_pair_proxy(health):
-        return Refusal.PAIR_NOT_ADOPTED
+        return EngineRefusal.PAIR_NOT_ADOPTED
     found: Verdict
     if health.headers.get("server") == "llama.cpp":
         found = await _llamacpp(client, health)
@@ -57,21 +57,21 @@ async def identify(client: EngineClient, manifest: Manifest | None = None) -> Ve
 def _agreed(found: Verdict, manifest: Manifest) -> Verdict:
     """``found``, unless the manifest names another engine or one that has no adapter."""
     if not any(engine is manifest.engine for engine, _ in CATALOGUE):
-        return Refusal.UNSUPPORTED
+        return EngineRefusal.UNSUPPORTED
     if isinstance(found, (Identity, Starting)) and found.engine is not manifest.engine:
-        return Refusal.IDENTITY_CHANGED
+        return EngineRefusal.IDENTITY_CHANGED
     return found
 
 
-async def _ask(client: EngineClient, path: str, cap: int = limits.ENGINE_BODY) -> Reply:
+async def _ask(client: EngineClient, path: str, cap: int = limits.ENGINE_BODY) -> EngineReply:
     return await client.get(path, timeout_s=SLOW_S, cap=cap, probe=True)
 
 
-def _is_ours(reply: Reply) -> bool:
+def _is_ours(reply: EngineReply) -> bool:
     return reply.headers.get("server", "").partition("/")[0].strip().lower() == OURSELVES
 
 
-def _is_pair_proxy(reply: Reply) -> bool:
+def _is_pair_proxy(reply: EngineReply) -> bool:
     if reply.status != 409:
         return False
     try:
@@ -101,7 +101,7 @@ async def _ollama(client: EngineClient) -> Identity | None:
     )
 
 
-async def _llamacpp(client: EngineClient, health: Reply) -> Verdict:
+async def _llamacpp(client: EngineClient, health: EngineReply) -> Verdict:
     """A server that says it is llama.cpp; only its ``/health`` is open to everybody."""
     if health.status == 503:
         return Starting(engine=EngineKind.LLAMACPP)
@@ -144,7 +144,7 @@ async def _below_path(client: EngineClient, manifest: Manifest) -> Verdict:
     try:
         reply = await _ask(client, "/v1/models", cap=limits.ENGINE_LIST_BODY)
         if _is_ours(reply):
-            return Refusal.SELF_LOOP
+            return EngineRefusal.SELF_LOOP
         if not (manifest.models and reply.status in (404, 405)):
             await client.listing_of(reply, "/v1/models", "data")
     except EngineMisspoke as error:
@@ -154,7 +154,7 @@ async def _below_path(client: EngineClient, manifest: Manifest) -> Verdict:
     return _plain_identity(None)
 
 
-async def _plain(client: EngineClient, health: Reply, manifest: Manifest | None) -> Verdict:
+async def _plain(client: EngineClient, health: EngineReply, manifest: Manifest | None) -> Verdict:
     lists = await _lists_models(client)
     declared = manifest is not None and manifest.engine is EngineKind.OPENAI and bool(manifest.models)
     if not lists and not (declared and health.status == 200):
@@ -189,7 +189,7 @@ def _plain_identity(told: Dialect | None) -> Identity:
     )
 
 
-def _tree(reply: Reply) -> object:
+def _tree(reply: EngineReply) -> object:
     """The JSON of a 200 answer, None of any other."""
     try:
         return reply.json() if reply.status == 200 else None

@@ -21,7 +21,7 @@ _RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class Listing(Struct, frozen=True, kw_only=True):
+class EngineList(Struct, frozen=True, kw_only=True):
     """The objects of a list, at most ``limits.ENGINE_MODELS``, and how many ``more`` there are; ``size`` is that of the
     whole answer in bytes."""
 
@@ -30,7 +30,7 @@ class Listing(Struct, frozen=True, kw_only=True):
     size: int = 0
 
 
-def read_listing(body: bytes, key: str) -> Listing:
+def read_listing(body: bytes, key: str) -> EngineList:
     """The list at ``key`` of a JSON object. Raises :class:`EngineMisspoke` ``not_json`` or ``shape``."""
     try:
         value = _RAW.decode(body).get(key)
@@ -55,7 +55,7 @@ def read_listing(body: bytes, key: str) -> Listing:
             raise EngineMisspoke("not_json", f"{len(body)} bytes") from None
         if isinstance(item, dict):
             items.append(item)
-    return Listing(items=tuple(items), more=more, size=len(body))
+    return EngineList(items=tuple(items), more=more, size=len(body))
 
 
 def unpacked(body: bytes, headers: Mapping[str, str], cap: int) -> bytes:

@@ -10,15 +10,15 @@ from typing import Any, Final
 from agent.engines import shape
 from agent.engines.client import SLOW_S, EngineClient
 from agent.engines.contract import (
-    EngineLoad,
     EngineMisspoke,
     EngineUnreachable,
     Identity,
     LoadSource,
     Observation,
+    ObservedLoad,
+    ObservedModel,
     OwnedModel,
-    Residency,
-    ResidentModel,
+    ResidencyState,
 )
 from agent.engines.exposition import Counters, Moved, moved, read_values
 from agent.engines.names import name_of_path
@@ -128,12 +128,12 @@ class LlamaSingle:
             done = await self._process.look(self._client, "", now_ms, period_ms)
         else:
             self._process.idle()
-        resident: tuple[ResidentModel, ...] = ()
+        resident: tuple[ObservedModel, ...] = ()
         if self._id is not None:
             resident = (
-                ResidentModel(
+                ObservedModel(
                     native_id=self._id,
-                    state=Residency.SLEEPING if asleep else Residency.RESIDENT,
+                    state=ResidencyState.SLEEPING if asleep else ResidencyState.RESIDENT,
                     ctx=shape.whole(props, "default_generation_settings", "n_ctx") or None,
                     slots=shape.whole(props, "total_slots"),
                     running=self._process.running,
@@ -165,13 +165,13 @@ def owned_model(item: dict[str, Any], props: Any) -> OwnedModel:
     )
 
 
-def engine_load(processes: "tuple[LlamaProcess, ...]", done: Moved) -> EngineLoad:
+def engine_load(processes: "tuple[LlamaProcess, ...]", done: Moved) -> ObservedLoad:
     """Load summed over the processes that tell it; ``OWN`` if none does."""
     running = [process.running for process in processes if process.running is not None]
     waiting = [process.waiting for process in processes if process.waiting is not None]
     if not running:
-        return EngineLoad(source=LoadSource.OWN)
-    return EngineLoad(
+        return ObservedLoad(source=LoadSource.OWN)
+    return ObservedLoad(
         source=LoadSource.ENGINE,
         running=sum(running),
         waiting=sum(waiting) if waiting else None,

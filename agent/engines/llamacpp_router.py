@@ -20,9 +20,9 @@ from agent.engines.contract import (
     EngineUnreachable,
     Identity,
     Observation,
+    ObservedModel,
     OwnedModel,
-    Residency,
-    ResidentModel,
+    ResidencyState,
 )
 from agent.engines.exposition import Moved
 from agent.engines.llamacpp import LlamaProcess, engine_load, kv_used, owned_model
@@ -31,11 +31,11 @@ from agent.settings.manifest import Caps, Manifest
 from router_core import limits
 from router_core.record.state import Capability
 
-STATES: Final[dict[str, Residency]] = {
-    "loading": Residency.LOADING,
-    "loaded": Residency.RESIDENT,
-    "sleeping": Residency.SLEEPING,
-    "downloading": Residency.DOWNLOADING,
+STATES: Final[dict[str, ResidencyState]] = {
+    "loading": ResidencyState.LOADING,
+    "loaded": ResidencyState.RESIDENT,
+    "sleeping": ResidencyState.SLEEPING,
+    "downloading": ResidencyState.DOWNLOADING,
 }
 RESIDENT_MOST: Final = 64
 
@@ -43,7 +43,7 @@ RESIDENT_MOST: Final = 64
 class Child:
     """One model's process as long as the model is in memory; ``props`` are read once."""
 
-    def __init__(self, native_id: str, state: Residency) -> None:
+    def __init__(self, native_id: str, state: ResidencyState) -> None:
         self.native_id = native_id
         self.state = state
         self.progress: float | None = None
@@ -55,8 +55,8 @@ class Child:
     def query(self) -> str:
         return f"?model={quote(self.native_id, safe='')}&autoload=false"
 
-    def report(self) -> ResidentModel:
-        return ResidentModel(
+    def report(self) -> ObservedModel:
+        return ObservedModel(
             native_id=self.native_id,
             state=self.state,
             ctx=shape.whole(self.props, "default_generation_settings", "n_ctx") or None,
@@ -64,7 +64,7 @@ class Child:
             running=self.process.running,
             waiting=self.process.waiting,
             kv_used=self.kv,
-            progress=self.progress if self.state is Residency.LOADING else None,
+            progress=self.progress if self.state is ResidencyState.LOADING else None,
         )
 
 
@@ -109,7 +109,7 @@ class LlamaRouter:
             await self._list(FAST_S)
         done = Moved()
         for child in list(self._children.values()):
-            if child.state is Residency.RESIDENT:
+            if child.state is ResidencyState.RESIDENT:
                 done += await self._look(child, now_ms, period_ms)
         return self._observation(done)
 
@@ -137,7 +137,7 @@ class LlamaRouter:
             for native, item in present.items():
                 failed = shape.truth(item, "status", "failed") or False
                 value = shape.text(item, "status", "value") or ""
-                self._set(native, Residency.FAILED if failed else STATES.get(value))
+                self._set(native, ResidencyState.FAILED if failed else STATES.get(value))
             for native in set(self._children) - set(present):
                 del self._children[native]
         return list(present.values())
@@ -155,23 +155,23 @@ class LlamaRouter:
         failed = value == "unloaded" and bool(shape.whole(told, "data", "exit_code"))
         before = self._children.get(native)
         was = (before.state, before.progress) if before is not None else None
-        self._set(native, Residency.FAILED if failed else STATES.get(value))
+        self._set(native, ResidencyState.FAILED if failed else STATES.get(value))
         child = self._children.get(native)
         if child is not None:
             child.progress = shape.number(told, "data", "progress", "value")
         return was != ((child.state, child.progress) if child is not None else None)
 
-    def _set(self, native: str, state: Residency | None) -> None:
+    def _set(self, native: str, state: ResidencyState | None) -> None:
         """Note a model's state; a load, even a second one, begins with a fresh child."""
         child = self._children.get(native)
         if state is None:
             self._children.pop(native, None)
-        elif child is None or (state is Residency.LOADING and child.state is not state):
+        elif child is None or (state is ResidencyState.LOADING and child.state is not state):
             if len(self._children) < RESIDENT_MOST:
                 self._children[native] = Child(native, state)
         else:
             child.state = state
-            if state is not Residency.RESIDENT:
+            if state is not ResidencyState.RESIDENT:
                 child.process.idle()
                 child.kv = None
 
@@ -194,7 +194,7 @@ class LlamaRouter:
 
     def _observation(self, done: Moved) -> Observation:
         children = tuple(self._children.values())
-        warm = tuple(child.process for child in children if child.state is Residency.RESIDENT)
+        warm = tuple(child.process for child in children if child.state is ResidencyState.RESIDENT)
         return Observation(resident=tuple(child.report() for child in children), load=engine_load(warm, done))
 
     def _owned(self, item: dict[str, Any]) -> OwnedModel:

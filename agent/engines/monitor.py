@@ -19,21 +19,21 @@ from agent.engines.catalogue import CATALOGUE
 from agent.engines.client import EngineClient
 from agent.engines.contract import (
     Credential,
+    EndpointHealth,
     EndpointStatus,
     EngineAdapter,
-    EngineLoad,
     EngineMisspoke,
+    EngineRefusal,
     EngineUnreachable,
-    Health,
     Identity,
     InferringAdapter,
     LoadSource,
     Observation,
+    ObservedLoad,
+    ObservedModel,
     OwnedModel,
     PushingAdapter,
-    Refusal,
-    Residency,
-    ResidentModel,
+    ResidencyState,
     own_load,
 )
 from agent.engines.health import FAILURES, Signs
@@ -140,7 +140,7 @@ class EndpointMonitor:
         self._status = EndpointStatus(
             name=manifest.name,
             manifest=manifest,
-            health=Health.UNREACHABLE,
+            health=EndpointHealth.UNREACHABLE,
             detected=detected,
             credential=credential,
             measured_slots=UNTOLD_SLOTS if manifest.engine in BATCHING else None,
@@ -289,7 +289,7 @@ class EndpointMonitor:
             verdict = await identify(self._client, self._manifest)
         except EngineUnreachable as error:
             if error.reason == "guard":
-                self._signs = self._signs.refused(Refusal.URL_REFUSED)
+                self._signs = self._signs.refused(EngineRefusal.URL_REFUSED)
             self._unanswered(error)
             self._retry()
             return
@@ -297,7 +297,7 @@ class EndpointMonitor:
             self._misspoke(error)
             self._retry()
             return
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, EngineRefusal):
             self._signs = self._signs.refused(verdict)
         elif isinstance(verdict, Identity):
             self._recognised(verdict)
@@ -426,7 +426,9 @@ class EndpointMonitor:
         """Whether requests of ours have been in the engine for long, later than expected all of them, while no byte came and
         no counter of its own moved."""
         own = self._progress()
-        if not own.all_overdue or any(model.state is Residency.LOADING for model in self._status.resident):
+        if not own.all_overdue or any(
+            model.state is ResidencyState.LOADING for model in self._status.resident
+        ):
             return False
         last_ms = max(own.newest_ms or 0.0, own.last_byte_ms or 0.0, float(self._moved_ms))
         return own.newest_ms is not None and now - last_ms >= _STUCK_MS
@@ -552,8 +554,8 @@ class EndpointMonitor:
         for model, dialect in self._withdrawn:
             withdrawn |= dialect if model is None else Dialect(0)
         health = self._signs.judge(now, self._period(), self._in_flight)
-        if health is Health.READY and self._is_stuck(now):
-            health = Health.STUCK
+        if health is EndpointHealth.READY and self._is_stuck(now):
+            health = EndpointHealth.STUCK
         identity = self._identity
         if identity is not None and self._adapter is not None:
             identity = replace(identity, instance=self._adapter.instance)
@@ -576,28 +578,28 @@ class EndpointMonitor:
             urgent = health is not before.health or _states(status.resident) != _states(before.resident)
             self._changed(status, urgent)
 
-    def _load(self, load: EngineLoad | None) -> EngineLoad | None:
+    def _load(self, load: ObservedLoad | None) -> ObservedLoad | None:
         if load is None or load.source is LoadSource.ENGINE:
             return load
         return own_load(self._in_flight, self._status.slots)
 
-    def _reason(self, health: Health) -> str | None:
+    def _reason(self, health: EndpointHealth) -> str | None:
         if self._signs.refusal is not None:
             return self._signs.refusal.value
         if health.is_sound:
             return None
-        return TOO_LARGE if self._too_large and health is not Health.UNREACHABLE else health.value
+        return TOO_LARGE if self._too_large and health is not EndpointHealth.UNREACHABLE else health.value
 
 
 def _ageless(status: EndpointStatus) -> EndpointStatus:
     return replace(status, observed_ms=None)
 
 
-def _states(resident: tuple[ResidentModel, ...]) -> dict[str, Residency]:
+def _states(resident: tuple[ObservedModel, ...]) -> dict[str, ResidencyState]:
     return {model.native_id: model.state for model in resident}
 
 
-def _moving(resident: tuple[ResidentModel, ...]) -> set[str]:
+def _moving(resident: tuple[ObservedModel, ...]) -> set[str]:
     """Models on their way in or out."""
-    moving = (Residency.LOADING, Residency.UNLOADING, Residency.DOWNLOADING)
+    moving = (ResidencyState.LOADING, ResidencyState.UNLOADING, ResidencyState.DOWNLOADING)
     return {model.native_id for model in resident if model.state in moving}

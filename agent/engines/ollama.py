@@ -15,18 +15,18 @@ from typing import Any, Final
 from msgspec import Struct
 
 from agent.engines import shape
-from agent.engines.client import SLOW_S, EngineClient, Reply
+from agent.engines.client import SLOW_S, EngineClient, EngineReply
 from agent.engines.contract import (
     FOREVER_S,
-    EngineLoad,
     EngineMisspoke,
     EngineUnreachable,
     Identity,
     LoadSource,
     Observation,
+    ObservedLoad,
+    ObservedModel,
     OwnedModel,
-    Residency,
-    ResidentModel,
+    ResidencyState,
 )
 from agent.engines.gguf import base_of
 from agent.engines.quants import quant_of
@@ -123,16 +123,16 @@ class Ollama:
         self._appeared = {model.native_id: self._appeared.get(model.native_id, now_ms) for model in resident}
         return Observation(
             resident=tuple(self._inferred(model) for model in resident),
-            load=EngineLoad(source=LoadSource.OWN),
+            load=ObservedLoad(source=LoadSource.OWN),
         )
 
-    def _inferred(self, model: ResidentModel) -> ResidentModel:
+    def _inferred(self, model: ObservedModel) -> ObservedModel:
         since = self._waiting.get(model.native_id)
-        if model.state is not Residency.RESIDENT or since is None:
+        if model.state is not ResidencyState.RESIDENT or since is None:
             return model
         if since > self._appeared[model.native_id]:
             return model
-        return ResidentModel(native_id=model.native_id, state=Residency.LOADING, ctx=model.ctx)
+        return ObservedModel(native_id=model.native_id, state=ResidencyState.LOADING, ctx=model.ctx)
 
     async def _show(self, name: str) -> Shown | None:
         """What the engine tells of ``name``; None if it could not tell now and should be asked again."""
@@ -200,7 +200,7 @@ def shown_of(tree: Any) -> Shown:
     )
 
 
-def resident_model(item: dict[str, Any], wall: datetime | None) -> ResidentModel | None:
+def resident_model(item: dict[str, Any], wall: datetime | None) -> ObservedModel | None:
     """One entry of ``/api/ps``, None if it has no name. ``wall`` is the engine's own time.
 
     A split that cannot be (more on the GPU than there is, or no size at all) is unknown.
@@ -210,9 +210,9 @@ def resident_model(item: dict[str, Any], wall: datetime | None) -> ResidentModel
         return None
     size, vram = shape.whole(item, "size") or None, shape.whole(item, "size_vram") or 0
     left = _seconds_left(shape.text(item, "expires_at"), wall)
-    return ResidentModel(
+    return ObservedModel(
         native_id=name,
-        state=Residency.UNLOADING if left is not None and left < 0 else Residency.RESIDENT,
+        state=ResidencyState.UNLOADING if left is not None and left < 0 else ResidencyState.RESIDENT,
         ctx=shape.whole(item, "context_length") or None,
         total_bytes=size,
         vram_bytes=vram if size is not None and vram <= size else None,
@@ -234,7 +234,7 @@ def _seconds_left(told: str | None, wall: datetime | None) -> int | None:
     return FOREVER_S if left > _NEVER_S else int(left // 1)
 
 
-def _date_of(reply: Reply) -> datetime | None:
+def _date_of(reply: EngineReply) -> datetime | None:
     """When the engine answered, by its own clock: expiries are told on that one."""
     try:
         told = parsedate_to_datetime(reply.headers["date"])

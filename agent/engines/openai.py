@@ -11,16 +11,16 @@ from typing import Any, Final
 from agent.engines import shape
 from agent.engines.client import FAST_S, SLOW_S, EngineClient
 from agent.engines.contract import (
-    EngineLoad,
     EngineMisspoke,
     Identity,
     LoadSource,
     Observation,
+    ObservedLoad,
+    ObservedModel,
     OwnedModel,
-    Residency,
-    ResidentModel,
+    ResidencyState,
 )
-from agent.engines.listing import Listing
+from agent.engines.listing import EngineList
 from agent.engines.names import declared_only
 from agent.settings.manifest import API_PATH, Manifest
 from router_core import limits
@@ -68,9 +68,9 @@ class OpenAiPlain:
         self._client = client
         self._declared = declared_only(manifest.models)
         self._only_declared = manifest.cloud and bool(manifest.models)
-        self._listing: Listing | None = None
+        self._listing: EngineList | None = None
         self._owned: tuple[OwnedModel, ...] = ()
-        self._resident: tuple[ResidentModel, ...] = ()
+        self._resident: tuple[ObservedModel, ...] = ()
         self._health_route = manifest.url.path == API_PATH
         self._lists = self._local = not manifest.remote_host
 
@@ -118,7 +118,7 @@ class OpenAiPlain:
             await self._client.touch()
         return Observation(
             resident=self._resident,
-            load=EngineLoad(source=LoadSource.OWN),
+            load=ObservedLoad(source=LoadSource.OWN),
             owned=None if self._listing is before else self._owned,
         )
 
@@ -135,5 +135,5 @@ class OpenAiPlain:
             self._resident = tuple(_ready(model) for model in owned)
 
 
-def _ready(model: OwnedModel) -> ResidentModel:
-    return ResidentModel(native_id=model.native_id, state=Residency.RESIDENT, ctx=model.ctx_served)
+def _ready(model: OwnedModel) -> ObservedModel:
+    return ObservedModel(native_id=model.native_id, state=ResidencyState.RESIDENT, ctx=model.ctx_served)

@@ -11,22 +11,22 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent.engines.contract import Finish, Marks, Timings, TimingSource
+from agent.engines.contract import FinishReason, ResponseMarks, Timings, TimingSource
 
 HEAD_BYTES = 4 * 1024
 TAIL_BYTES = 16 * 1024
 
-_FINISHES: Final[dict[str, Finish]] = {
-    "stop": Finish.STOP,
-    "end_turn": Finish.STOP,
-    "stop_sequence": Finish.STOP,
-    "completed": Finish.STOP,
-    "length": Finish.LENGTH,
-    "max_tokens": Finish.LENGTH,
-    "incomplete": Finish.LENGTH,
-    "tool_calls": Finish.TOOL,
-    "function_call": Finish.TOOL,
-    "tool_use": Finish.TOOL,
+_FINISHES: Final[dict[str, FinishReason]] = {
+    "stop": FinishReason.STOP,
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "completed": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+    "incomplete": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL,
+    "function_call": FinishReason.TOOL,
+    "tool_use": FinishReason.TOOL,
 }
 _NS_PER_MS = 1e6
 _NUMBERS: Final = frozenset({int, float})
@@ -43,7 +43,7 @@ _NATIVE = re.compile(
 )
 
 
-def read_timings(head: bytes, tail: bytes, marks: Marks) -> Timings | None:
+def read_timings(head: bytes, tail: bytes, marks: ResponseMarks) -> Timings | None:
     """What a complete response taught, or None if it taught nothing.
 
     ``head`` and ``tail`` are the first and last bytes of the body (equal for a short one). Never raises.
@@ -66,7 +66,9 @@ def read_timings(head: bytes, tail: bytes, marks: Marks) -> Timings | None:
     )
 
 
-def _from_engine(timings: dict[str, Any], marks: Marks, finish: Finish | None, streamed: bool) -> Timings:
+def _from_engine(
+    timings: dict[str, Any], marks: ResponseMarks, finish: FinishReason | None, streamed: bool
+) -> Timings:
     generated = _count(timings.get("predicted_n"))
     per_second = _positive(timings.get("predicted_per_second"))
     gen_ms = None
@@ -84,7 +86,7 @@ def _from_engine(timings: dict[str, Any], marks: Marks, finish: Finish | None, s
     )
 
 
-def _from_native(told: dict[str, Any], finish: Finish | None) -> Timings:
+def _from_native(told: dict[str, Any], finish: FinishReason | None) -> Timings:
     """Ollama's figures. Durations are ns and left out where they are zero."""
     generated = _count(told.get("eval_count"))
     took = _positive(told.get("eval_duration"))
@@ -101,7 +103,9 @@ def _from_native(told: dict[str, Any], finish: Finish | None) -> Timings:
     )
 
 
-def _from_usage(usage: dict[str, Any], marks: Marks, finish: Finish | None, streamed: bool) -> Timings:
+def _from_usage(
+    usage: dict[str, Any], marks: ResponseMarks, finish: FinishReason | None, streamed: bool
+) -> Timings:
     prompt, cached = _prompt_of(usage)
     generated = _count(usage.get("completion_tokens", usage.get("output_tokens")))
     return Timings(
@@ -115,7 +119,7 @@ def _from_usage(usage: dict[str, Any], marks: Marks, finish: Finish | None, stre
     )
 
 
-def _prompt_ms(marks: Marks) -> float | None:
+def _prompt_ms(marks: ResponseMarks) -> float | None:
     """The time from the head of a stream to its first content, if the engine sends the head when it begins: where most of
     the wait was before the head, that came with the first token, and the time says nothing."""
     computing = _between(marks.head_ms, marks.first_content_ms)
@@ -142,14 +146,14 @@ class _Told(NamedTuple):
     timings: dict[str, Any]
     usage: dict[str, Any]
     native: dict[str, Any]
-    finish: Finish | None
+    finish: FinishReason | None
 
 
 def _collect(head: bytes, tail: bytes) -> _Told:
     timings: dict[str, Any] = {}
     usage: dict[str, Any] = {}
     native: dict[str, Any] = {}
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     objects = _objects(head, tail)
     if not objects:
         return _search(head, tail)
@@ -220,9 +224,9 @@ def _end_of_object(text: bytes, start: int) -> int | None:
     return None
 
 
-def _finish_of(told: dict[str, Any]) -> Finish | None:
+def _finish_of(told: dict[str, Any]) -> FinishReason | None:
     if told.get("error"):
-        return Finish.ERROR
+        return FinishReason.ERROR
     choices, delta, response = told.get("choices"), told.get("delta"), told.get("response")
     reason: Any = told.get("stop_reason") or told.get("done_reason")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):

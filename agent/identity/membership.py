@@ -39,7 +39,7 @@ from router_core.ids import (
 from router_core.record.membership import Member
 from router_core.record.state import Address
 from router_core.trust.mesh_choice import MeshChoice, MeshClaim, choose_mesh
-from router_core.trust.roster import Entry, Roster, Verdict
+from router_core.trust.roster import MergeVerdict, Roster, RosterEntry
 from router_core.trust.statements import FULL_MEMBER, RemovalReason, Via, endorse, remove
 
 FLUSH_S: Final = 0.2
@@ -101,11 +101,11 @@ class Removed(Struct, frozen=True, kw_only=True):
 
 
 _ROSTER_CODES: Final = {
-    Verdict.FULL: AddCode.FULL,
-    Verdict.CERT_MISMATCH: AddCode.CERT_MISMATCH,
-    Verdict.ID16_TAKEN: AddCode.ID16_TAKEN,
-    Verdict.BAD_CERT: AddCode.BAD_CERT,
-    Verdict.MALFORMED: AddCode.ADMISSION_TOO_HIGH,
+    MergeVerdict.FULL: AddCode.FULL,
+    MergeVerdict.CERT_MISMATCH: AddCode.CERT_MISMATCH,
+    MergeVerdict.ID16_TAKEN: AddCode.ID16_TAKEN,
+    MergeVerdict.BAD_CERT: AddCode.BAD_CERT,
+    MergeVerdict.MALFORMED: AddCode.ADMISSION_TOO_HIGH,
 }
 
 
@@ -170,7 +170,7 @@ class Membership:
         """Look the peer's certificate up here for every request: a live connection outlives a removal."""
         return self._roster.by_der
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[RosterEntry]:
         """Everybody ever added, removed ones included, in order of id."""
         return tuple(self._roster.entries.values())
 
@@ -246,7 +246,7 @@ class Membership:
                 reason=RemovalReason.REMOVED,
             )
             verdict, roster = self._roster.hear(removal.sealed, self._verifier, check_cert)
-            assert verdict is Verdict.ACCEPTED, verdict
+            assert verdict is MergeVerdict.ACCEPTED, verdict
             stored = await self._store_or_retry(roster.entries[member.id16])
             self._roster = roster
             cut = self._admittance.count(member.id16) + sum(open_to(member) for open_to in self._open)
@@ -271,9 +271,9 @@ class Membership:
         adopts = choice is MeshChoice.ADOPT
         home = self._roster.moved(member.claim.mesh_id, self.own.key) if adopts else self._roster
         verdict, roster = self._endorsed(home, member, roles)
-        if verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+        if verdict not in (MergeVerdict.ACCEPTED, MergeVerdict.DUPLICATE):
             return Added(code=_ROSTER_CODES[verdict], node_id=member.node_id)
-        code = AddCode.ADDED if verdict is Verdict.ACCEPTED else AddCode.ALREADY_MEMBER
+        code = AddCode.ADDED if verdict is MergeVerdict.ACCEPTED else AddCode.ALREADY_MEMBER
         try:
             if adopts:
                 await asyncio.to_thread(self.own.save_mesh, self.own.mesh.moved(member.claim))
@@ -294,13 +294,13 @@ class Membership:
             self._tell()
         return Added(code=code, node_id=member.node_id, adopted=adopts)
 
-    def _endorsed(self, roster: Roster, member: MemberFile, roles: int) -> tuple[Verdict, Roster]:
+    def _endorsed(self, roster: Roster, member: MemberFile, roles: int) -> tuple[MergeVerdict, Roster]:
         """``roster`` with ``member`` in it; ``DUPLICATE`` if it is in there just so."""
         entry = roster.entries.get(id16_of(member.id32))
         admission = roster.next_admission(member.id32, member.admission)
         if entry is not None and entry.id32 == member.id32 and admission == entry.admission:
             if (entry.roles, entry.name) == (roles, member.name):
-                return Verdict.DUPLICATE, roster
+                return MergeVerdict.DUPLICATE, roster
             admission += 1
         endorsement = endorse(
             self.own.key,
@@ -315,12 +315,12 @@ class Membership:
         )
         return roster.hear(endorsement.sealed, self._verifier, check_cert)
 
-    def _store_member(self, member: MemberFile, entry: Entry) -> None:
+    def _store_member(self, member: MemberFile, entry: RosterEntry) -> None:
         self._roster_files.save(member.node_id, _file_of(entry))
         if member.addresses:
             self._peer_files.save(member.node_id, member.addresses)
 
-    async def _store_or_retry(self, entry: Entry) -> bool:
+    async def _store_or_retry(self, entry: RosterEntry) -> bool:
         """Store one entry, now or later; False if later."""
         node_id = node_id_of(entry.id32)
         try:
@@ -357,7 +357,7 @@ class Membership:
     def _read_stored(self) -> tuple[Roster, list[Id16], tuple[NodeId, ...]]:
         """Runs in a thread: the roster on disk, subjects to store again, and whose files were set aside."""
         files, quarantined = self._roster_files.load()
-        entries: dict[Id16, Entry] = {}
+        entries: dict[Id16, RosterEntry] = {}
         resigned: list[Id16] = []
         for mesh_id in (self.mesh_id, *map(MeshId, self.own.mesh.former)):
             part = Roster(self.own.key.key32, mesh_id, limit=limits.ROSTER_MAX)
@@ -381,13 +381,13 @@ class Membership:
         statements = (*file.endorsements, *([file.removal] if file.removal is not None else []))
         for sealed in statements:
             verdict, roster = roster.hear(sealed, self._verifier, check_cert)
-            if verdict is not Verdict.ACCEPTED:
+            if verdict is not MergeVerdict.ACCEPTED:
                 return None
         said = [entry for entry in roster.entries.values() if node_id_of(entry.id32) == node_id]
         return roster if said and said[0].removed == file.removed else None
 
 
-def _file_of(entry: Entry) -> RosterFile:
+def _file_of(entry: RosterEntry) -> RosterFile:
     return RosterFile(
         admission=entry.admission,
         removed=entry.removed,

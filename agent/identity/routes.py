@@ -17,7 +17,7 @@ class Port(Enum):
     INGRESS = "ingress"
 
 
-class Answer(Enum):
+class RouteVerdict(Enum):
     """What the table says; the value is the HTTP status of a refusal."""
 
     ALLOWED = 0
@@ -42,9 +42,9 @@ ROUTES: Final = tuple(_TABLE)
 """Every route there is."""
 
 
-def allowed(port: Port, method: str, path: str, roles: int) -> Answer:
+def allowed(port: Port, method: str, path: str, roles: int) -> RouteVerdict:
     """The answer to a member with ``roles`` (bits of ``Role``): what is no route here does not exist for anybody."""
     enough = _TABLE.get((port, method, path))
     if enough is None:
-        return Answer.NOT_FOUND
-    return Answer.ALLOWED if roles & enough else Answer.FORBIDDEN
+        return RouteVerdict.NOT_FOUND
+    return RouteVerdict.ALLOWED if roles & enough else RouteVerdict.FORBIDDEN

@@ -32,7 +32,7 @@ STRANGERS: Final = 64
 FAILURES: Final = 4 * limits.ADDRESSES
 
 
-class Endpoint(NamedTuple):
+class PeerAddress(NamedTuple):
     """A literal address and a port: something that can be dialled."""
 
     ip: IpAddress
@@ -57,10 +57,10 @@ class AddressRules:
     allow: tuple[IpNetwork, ...]
     own: Container[IpAddress] = frozenset()
 
-    def admit(self, endpoint: Endpoint) -> bool:
+    def admit(self, endpoint: PeerAddress) -> bool:
         return self.unfit(endpoint) is None
 
-    def unfit(self, endpoint: Endpoint) -> Unfit | None:
+    def unfit(self, endpoint: PeerAddress) -> Unfit | None:
         """Why a hint is not followed, None if it is."""
         if not _is_dialable(endpoint):
             return Unfit.NOT_DIALABLE
@@ -68,7 +68,7 @@ class AddressRules:
             return Unfit.NOT_ALLOWED
         return Unfit.OWN if endpoint.ip in self.own else None
 
-    def admit_proven(self, endpoint: Endpoint) -> bool:
+    def admit_proven(self, endpoint: PeerAddress) -> bool:
         """True if the member that a link leads to may be dialled there, too: no hint, so only loopback has to be
         allowed."""
         ip = endpoint.ip
@@ -78,7 +78,7 @@ class AddressRules:
         return any(ip.version == network.version and ip in network for network in self.allow)
 
 
-def _is_dialable(endpoint: Endpoint) -> bool:
+def _is_dialable(endpoint: PeerAddress) -> bool:
     ip = endpoint.ip
     if endpoint.port < LOWEST_PORT or endpoint.port > 65_535:
         return False
@@ -101,9 +101,9 @@ class AddressBook:
     def __init__(self, rules: AddressRules, static: Sequence[PeerHint] = ()) -> None:
         self._rules = rules
         self._static = tuple(static)
-        self._sighted: dict[Id16, tuple[Endpoint, ...]] = {}
-        self._failed: dict[Id16, dict[Endpoint, None]] = {}
-        self._strangers: OrderedDict[NodeId, tuple[Endpoint, ...]] = OrderedDict()
+        self._sighted: dict[Id16, tuple[PeerAddress, ...]] = {}
+        self._failed: dict[Id16, dict[PeerAddress, None]] = {}
+        self._strangers: OrderedDict[NodeId, tuple[PeerAddress, ...]] = OrderedDict()
 
     @property
     def strangers(self) -> int:
@@ -118,7 +118,7 @@ class AddressBook:
         self._sighted = sighted
         self._failed = {id16: tried for id16, tried in self._failed.items() if id16 in sighted}
 
-    def sight(self, node_id: NodeId, endpoints: Iterable[Endpoint]) -> bool:
+    def sight(self, node_id: NodeId, endpoints: Iterable[PeerAddress]) -> bool:
         """Take a multicast sighting, replacing the last one; True if it is of a member and usable."""
         seen = tuple(dict.fromkeys(each for each in endpoints if self._rules.unfit(each) in _KEPT))
         seen = seen[: limits.ADDRESSES]
@@ -133,11 +133,11 @@ class AddressBook:
             self._strangers.popitem(last=False)
         return False
 
-    def worked(self, peer: Id16, endpoint: Endpoint) -> None:
+    def worked(self, peer: Id16, endpoint: PeerAddress) -> None:
         """Note a link made through ``endpoint``."""
         self._failed.get(peer, {}).pop(endpoint, None)
 
-    def failed(self, peer: Id16, endpoint: Endpoint) -> None:
+    def failed(self, peer: Id16, endpoint: PeerAddress) -> None:
         """Note that nothing, or somebody else, answered at ``endpoint``."""
         if peer not in self._sighted:
             return
@@ -151,7 +151,7 @@ class AddressBook:
         """This host is elsewhere now: what could not be reached from where it was may be here."""
         self._failed.clear()
 
-    def choose(self, member: Member, named: Iterable[Address]) -> tuple[Endpoint, ...]:
+    def choose(self, member: Member, named: Iterable[Address]) -> tuple[PeerAddress, ...]:
         """Addresses to dial, at most eight, best first: ``named`` by the member or by experience, then our own."""
         tried = self._failed.get(member.id16, {})
         sighted = self._filtered(self._sighted.get(member.id16, ()))
@@ -162,17 +162,21 @@ class AddressBook:
 
     def choose_ingress(
         self, member: Member, named: Iterable[Address], ways: Iterable[tuple[IpAddress, bool]]
-    ) -> tuple[Endpoint, ...]:
+    ) -> tuple[PeerAddress, ...]:
         """Addresses to send requests to, at most eight, best first: where a link to the member was dialled, what it
         names itself, what the operator says, and last where a link came from that it does not name.
 
         ``ways`` are the addresses that links to it run over, True for those that were dialled.
         """
-        told = [Endpoint(ip_address(each.ip), each.ingress_port) for each in named if len(each.ip) in (4, 16)]
+        told = [
+            PeerAddress(ip_address(each.ip), each.ingress_port) for each in named if len(each.ip) in (4, 16)
+        ]
         ports = {each.ip: each.port for each in reversed(told)}
         usual = told[0].port if told else INGRESS_PORT
-        operators = [Endpoint(each.ip, ports.get(each.ip, usual)) for each in self.told_by_operator(member)]
-        proven = [(Endpoint(ip, ports.get(ip, usual)), dialled or ip in ports) for ip, dialled in ways]
+        operators = [
+            PeerAddress(each.ip, ports.get(each.ip, usual)) for each in self.told_by_operator(member)
+        ]
+        proven = [(PeerAddress(ip, ports.get(ip, usual)), dialled or ip in ports) for ip, dialled in ways]
         linked = [(at, first) for at, first in proven if self._rules.admit_proven(at)]
         known = dict.fromkeys(
             (
@@ -185,15 +189,19 @@ class AddressBook:
         return tuple(known)[: limits.ADDRESSES]
 
     def left_out(
-        self, named: Iterable[Address], chosen: Container[Endpoint]
-    ) -> tuple[tuple[Endpoint, Unfit], ...]:
+        self, named: Iterable[Address], chosen: Container[PeerAddress]
+    ) -> tuple[tuple[PeerAddress, Unfit], ...]:
         """Addresses for requests that a member names and that are not among the ``chosen``, with the reason."""
-        told = [Endpoint(ip_address(each.ip), each.ingress_port) for each in named if len(each.ip) in (4, 16)]
+        told = [
+            PeerAddress(ip_address(each.ip), each.ingress_port) for each in named if len(each.ip) in (4, 16)
+        ]
         return tuple(
             (at, why) for at in told if at not in chosen and (why := self._rules.unfit(at)) is not None
         )
 
-    def unfit_for_links(self, member: Member, named: Iterable[Address]) -> tuple[tuple[Endpoint, Unfit], ...]:
+    def unfit_for_links(
+        self, member: Member, named: Iterable[Address]
+    ) -> tuple[tuple[PeerAddress, Unfit], ...]:
         """Addresses that a member names, or was sighted at, and that are not dialled, with the reason."""
         known = dict.fromkeys((*_endpoints(named), *self._sighted.get(member.id16, ())))
         listed = {each.ip for each in self.told_by_operator(member)}
@@ -206,11 +214,11 @@ class AddressBook:
         sighted = (each.ip for seen in self._sighted.values() for each in seen)
         return frozenset((*sighted, *(hint.ip for hint in self._static)))
 
-    def told_by_operator(self, member: Member) -> list[Endpoint]:
+    def told_by_operator(self, member: Member) -> list[PeerAddress]:
         """Where ``mesh.peers`` says that ``member`` is."""
-        return [Endpoint(hint.ip, hint.port) for hint in self._static if _means(hint, member)]
+        return [PeerAddress(hint.ip, hint.port) for hint in self._static if _means(hint, member)]
 
-    def _filtered(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    def _filtered(self, endpoints: Iterable[PeerAddress]) -> tuple[PeerAddress, ...]:
         admitted = dict.fromkeys(endpoint for endpoint in endpoints if self._rules.admit(endpoint))
         return tuple(admitted)[: limits.ADDRESSES]
 
@@ -221,5 +229,5 @@ def _means(hint: PeerHint, member: Member) -> bool:
     return hint.ref == member.name and member.node_id.startswith(hint.mark)
 
 
-def _endpoints(addrs: Iterable[Address]) -> list[Endpoint]:
-    return [Endpoint(ip_address(addr.ip), addr.mesh_port) for addr in addrs if len(addr.ip) in (4, 16)]
+def _endpoints(addrs: Iterable[Address]) -> list[PeerAddress]:
+    return [PeerAddress(ip_address(addr.ip), addr.mesh_port) for addr in addrs if len(addr.ip) in (4, 16)]

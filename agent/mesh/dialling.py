@@ -19,7 +19,7 @@ import aiohttp
 from agent.identity.listener import tune
 from agent.identity.routes import Port
 from agent.identity.tls import is_pinned, server_name
-from agent.mesh.addresses import Endpoint
+from agent.mesh.addresses import PeerAddress
 from agent.mesh.interfaces import IpAddress
 from agent.mesh.link import CLOSE_S, WebSocket
 from router_core import limits
@@ -29,7 +29,7 @@ LINK_PATH: Final = "/mesh/v1/link"
 SUBPROTOCOL: Final = "pairmesh.v1"
 
 
-class Outcome(Enum):
+class DialOutcome(Enum):
     """How a dial ended. ``LOST`` is a connection that died before its first byte: unauthorised, or crashed."""
 
     LINKED = "linked"
@@ -55,12 +55,12 @@ class Opened:
     socket: WebSocket
     transport: asyncio.Transport
     session: aiohttp.ClientSession
-    endpoint: Endpoint
+    endpoint: PeerAddress
 
 
 async def knock(
-    member: Member, endpoint: Endpoint, tls: ssl.SSLContext, source: IpAddress | None
-) -> Opened | Outcome:
+    member: Member, endpoint: PeerAddress, tls: ssl.SSLContext, source: IpAddress | None
+) -> Opened | DialOutcome:
     """Dial ``member`` at ``endpoint``. The caller sets the time limit; cancelling leaves no socket behind."""
     transports: list[asyncio.Transport] = []
     session = _session(source, transports)
@@ -78,11 +78,11 @@ async def knock(
         )
         transport = transports[-1]
         if transport.is_closing():
-            return Outcome.LOST
+            return DialOutcome.LOST
         if not is_pinned(transport, member.der):
-            return Outcome.IDENTITY_MISMATCH
+            return DialOutcome.IDENTITY_MISMATCH
         if ws.protocol != SUBPROTOCOL:
-            return Outcome.REJECTED
+            return DialOutcome.REJECTED
         opened = True
         return Opened(ws, transport, session, endpoint)
     except (aiohttp.ClientError, OSError, _RedirectedAway) as exc:
@@ -140,33 +140,33 @@ def _session(source: IpAddress | None, transports: list[asyncio.Transport]) -> a
     )
 
 
-def _outcome(exc: Exception) -> Outcome:
+def _outcome(exc: Exception) -> DialOutcome:
     match exc:
         case aiohttp.ClientConnectorCertificateError():
-            return Outcome.IDENTITY_MISMATCH
+            return DialOutcome.IDENTITY_MISMATCH
         case aiohttp.ClientConnectorSSLError():
-            return Outcome.TLS_FAILED
+            return DialOutcome.TLS_FAILED
         case aiohttp.ClientConnectorError():
             return _of_errno(exc.os_error)
         case aiohttp.WSServerHandshakeError() | _RedirectedAway():
-            return Outcome.REJECTED
+            return DialOutcome.REJECTED
         case aiohttp.ClientError():
-            return Outcome.LOST
+            return DialOutcome.LOST
         case OSError():
             return _of_errno(exc)
         case _:
-            return Outcome.LOST
+            return DialOutcome.LOST
 
 
-def _of_errno(exc: OSError) -> Outcome:
+def _of_errno(exc: OSError) -> DialOutcome:
     match exc.errno:
         case errno.ECONNREFUSED:
-            return Outcome.REFUSED
+            return DialOutcome.REFUSED
         case errno.EMFILE | errno.ENFILE:
-            return Outcome.NO_DESCRIPTORS
+            return DialOutcome.NO_DESCRIPTORS
         case errno.ECONNRESET | errno.EPIPE:
-            return Outcome.LOST
+            return DialOutcome.LOST
         case errno.ETIMEDOUT:
-            return Outcome.TIMED_OUT
+            return DialOutcome.TIMED_OUT
         case _:
-            return Outcome.UNREACHABLE
+            return DialOutcome.UNREACHABLE

@@ -19,7 +19,7 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 
 from agent.effects.clock import Clock
 from agent.effects.tasks import Failed, Tasks
-from agent.mesh.addresses import Endpoint
+from agent.mesh.addresses import PeerAddress
 from agent.mesh.interfaces import IpAddress
 from router_core import limits
 from router_core.ids import NodeId, parse_node_id
@@ -32,11 +32,11 @@ LOOKUP_MS: Final = 1_500
 RECHECK_S: Final = 10.0
 """How often the own addresses are compared with those announced, and a failed start is repeated."""
 
-Sighted = Callable[[NodeId, Sequence[Endpoint]], None]
+Sighted = Callable[[NodeId, Sequence[PeerAddress]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class DiscoveryCounts:
     """What discovery met since start."""
 
     events: int = 0
@@ -71,8 +71,8 @@ class Discovery:
         self._events = self._dropped = self._refused = self._failures = 0
 
     @property
-    def seen(self) -> Seen:
-        return Seen(
+    def seen(self) -> DiscoveryCounts:
+        return DiscoveryCounts(
             events=self._events, dropped=self._dropped, refused=self._refused, failures=self._failures
         )
 
@@ -188,7 +188,7 @@ class Discovery:
             self._refused += 1
 
 
-def sighting(node_id: NodeId, info: Any) -> tuple[Endpoint, ...]:
+def sighting(node_id: NodeId, info: Any) -> tuple[PeerAddress, ...]:
     """Where a service record says ``node_id`` is; empty if it is not of this version, too long or not of that id."""
     properties = info.properties
     if len(info.text or b"") > TXT_BYTES or properties.get(b"v") != b"1":
@@ -196,4 +196,4 @@ def sighting(node_id: NodeId, info: Any) -> tuple[Endpoint, ...]:
     if properties.get(b"id") != node_id.encode("ascii") or not info.port:
         return ()
     ips: list[IPv4Address | IPv6Address] = info.ip_addresses_by_version(IPVersion.All)
-    return tuple(Endpoint(ip_address(ip.packed), info.port) for ip in ips[: limits.ADDRESSES])
+    return tuple(PeerAddress(ip_address(ip.packed), info.port) for ip in ips[: limits.ADDRESSES])

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from agent.identity.routes import Answer, Port, allowed
+from agent.identity.routes import Port, RouteVerdict, allowed
 from agent.identity.tls import peer_der
 from router_core.record.membership import Member
 
@@ -31,18 +31,18 @@ class Door:
         """Judge one request; only the link path leads anywhere."""
         transport = request.transport
         if transport is None or transport.is_closing():
-            return _refusal(Answer.FORBIDDEN)
+            return _refusal(RouteVerdict.FORBIDDEN)
         member = self._by_der().get(peer_der(transport) or b"")
         if member is None:
             transport.abort()
-            return _refusal(Answer.FORBIDDEN)
+            return _refusal(RouteVerdict.FORBIDDEN)
         verdict = allowed(Port.LINK, request.method, request.raw_path, member.roles)
-        if verdict is not Answer.ALLOWED:
+        if verdict is not RouteVerdict.ALLOWED:
             return _refusal(verdict)
         return await self._link(request, member)
 
 
-def _refusal(answer: Answer) -> web.Response:
+def _refusal(answer: RouteVerdict) -> web.Response:
     response = web.Response(status=answer.value)
     response.force_close()
     return response

@@ -19,13 +19,13 @@ from aiohttp import web
 from agent.effects.clock import Clock
 from agent.effects.sqlite_file import cause_of
 from agent.effects.tasks import Failed, Tasks
-from agent.mesh.addresses import AddressBook, Endpoint, Unfit
-from agent.mesh.dialling import Outcome
+from agent.mesh.addresses import AddressBook, PeerAddress, Unfit
+from agent.mesh.dialling import DialOutcome
 from agent.mesh.inbox import Inbox
 from agent.mesh.interfaces import IpAddress
-from agent.mesh.link import Link
+from agent.mesh.link import LinkConnection
 from agent.mesh.links import DIAL_S, Links
-from agent.mesh.traffic import Counted, Traffic
+from agent.mesh.traffic import Traffic, TrafficCounts
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
 from router_core.mesh.protocol.actions import (
     Action,
@@ -58,7 +58,7 @@ from router_core.mesh.protocol.events import (
     SavedKey,
     Ticked,
 )
-from router_core.mesh.status import Picture
+from router_core.mesh.status import MeshStatus
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Address, LeaveReason, Static, Volatile
@@ -67,12 +67,12 @@ LEAVE_S: Final = 0.5
 LOWEST_PORT: Final = 1_024
 
 _FAILURES: Final = {
-    Outcome.NO_ADDRESS: DialFailure.NO_ADDRESS,
-    Outcome.REFUSED: DialFailure.REFUSED,
-    Outcome.TIMED_OUT: DialFailure.TIMEOUT,
-    Outcome.IDENTITY_MISMATCH: DialFailure.UNTRUSTED,
-    Outcome.TLS_FAILED: DialFailure.UNTRUSTED,
-    Outcome.REJECTED: DialFailure.UNTRUSTED,
+    DialOutcome.NO_ADDRESS: DialFailure.NO_ADDRESS,
+    DialOutcome.REFUSED: DialFailure.REFUSED,
+    DialOutcome.TIMED_OUT: DialFailure.TIMEOUT,
+    DialOutcome.IDENTITY_MISMATCH: DialFailure.UNTRUSTED,
+    DialOutcome.TLS_FAILED: DialFailure.UNTRUSTED,
+    DialOutcome.REJECTED: DialFailure.UNTRUSTED,
 }
 """All other outcomes read as ``UNREACHABLE``: a connection that died early was refused or crashed, who knows."""
 
@@ -90,10 +90,10 @@ class Machine(Protocol):
 
     def fresh_state(self, now: int) -> tuple[Sealed | None, list[Action]]: ...
 
-    def picture(self, now: int) -> Picture: ...
+    def picture(self, now: int) -> MeshStatus: ...
 
 
-class Shelf(Protocol):
+class Persistence(Protocol):
     """Where the machine's memory is kept; called in a thread."""
 
     def save(self, key: SavedKey, data: bytes, members: Mapping[Id16, Member]) -> None:
@@ -101,7 +101,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class DriverListeners:
     """Whom the driver tells, on its own task; none of them may wait."""
 
     on_view: Callable[[Sequence[ViewChange]], None]
@@ -125,8 +125,8 @@ class Driver:
         tls: Callable[[], ssl.SSLContext],
         source: IpAddress | None,
         book: AddressBook,
-        shelf: Shelf,
-        told: Told,
+        shelf: Persistence,
+        told: DriverListeners,
         dial_s: float = DIAL_S,
     ) -> None:
         self._machine = machine
@@ -142,7 +142,7 @@ class Driver:
         """When the machine last took a step; before the first, when the driver was made."""
         self.dial_faults: dict[Id16, str] = {}
         """In a word, how the last dial of a member ended, as long as no link to it was opened since."""
-        self.left_out: dict[Id16, tuple[tuple[Endpoint, Unfit], ...]] = {}
+        self.left_out: dict[Id16, tuple[tuple[PeerAddress, Unfit], ...]] = {}
         """The addresses of a member that its last dial left out, with the reason."""
         self.unstored: dict[str, str] = {}
         """What could not be stored the last time, and why."""
@@ -228,7 +228,7 @@ class Driver:
         if member is not None:
             self.left_out[action.peer] = self._book.unfit_for_links(member, action.addrs)
         if member is None or not endpoints:
-            self.dial_failed(action.peer, Outcome.NO_ADDRESS)
+            self.dial_failed(action.peer, DialOutcome.NO_ADDRESS)
             return
         self._links.dial(member, endpoints)
 
@@ -250,35 +250,35 @@ class Driver:
 
     # --- what links tell -------------------------------------------------------------------------------------
 
-    def opened(self, link: Link) -> None:
+    def opened(self, link: LinkConnection) -> None:
         addr = None if link.dialled is None else _address(link.dialled)
         dialled = link.dialled is not None
         self.dial_faults.pop(link.peer, None)
         self._inbox.put(LinkOpened(link=link.number, peer=link.peer, dialled=dialled, addr=addr))
         self._told.on_link(link.peer, True)
 
-    def closed(self, link: Link) -> None:
+    def closed(self, link: LinkConnection) -> None:
         self._inbox.put(LinkClosed(link.number))
         self._told.on_link(link.peer, False)
 
-    def heard(self, link: Link, data: bytes) -> None:
+    def heard(self, link: LinkConnection, data: bytes) -> None:
         self._inbox.put(FrameReceived(link.number, data))
 
-    def drained(self, link: Link) -> None:
+    def drained(self, link: LinkConnection) -> None:
         self._inbox.put(LinkReady(link.number))
 
-    def flooded(self, link: Link) -> None:
+    def flooded(self, link: LinkConnection) -> None:
         self._inbox.put(LinkFlooded(link.number))
 
-    def dialled(self, peer: Id16, endpoint: Endpoint, outcome: Outcome) -> None:
-        if outcome is Outcome.LINKED:
+    def dialled(self, peer: Id16, endpoint: PeerAddress, outcome: DialOutcome) -> None:
+        if outcome is DialOutcome.LINKED:
             self._book.worked(peer, endpoint)
         else:
             self._book.failed(peer, endpoint)
-        if outcome is Outcome.IDENTITY_MISMATCH:
+        if outcome is DialOutcome.IDENTITY_MISMATCH:
             self._told.notify("dial_identity_mismatch", {"peer": peer.hex(), "address": str(endpoint)})
 
-    def dial_failed(self, peer: Id16, outcome: Outcome) -> None:
+    def dial_failed(self, peer: Id16, outcome: DialOutcome) -> None:
         if peer in self._members:
             self.dial_faults[peer] = outcome.value
         self._inbox.put(DialFailed(peer, _FAILURES.get(outcome, DialFailure.UNREACHABLE)))
@@ -308,7 +308,7 @@ class Driver:
         if not self._inbox.hear(RecordHeard(signed, sig)):
             self._traffic.refused["heard_full"] += 1
 
-    def sighted(self, node_id: NodeId, endpoints: Sequence[Endpoint]) -> None:
+    def sighted(self, node_id: NodeId, endpoints: Sequence[PeerAddress]) -> None:
         """Discovery, or its own file, says where ``node_id`` is; of a member, the back-off starts over."""
         if self._book.sight(node_id, endpoints):
             self._inbox.put(PeerSighted(id16_of(id32_of(node_id))))
@@ -350,7 +350,7 @@ class Driver:
         except TimeoutError:
             self._links.abort()
 
-    def picture(self) -> Picture:
+    def picture(self) -> MeshStatus:
         """What the machine knows, for status and metrics: members, links and counts of records by reason."""
         return self._machine.picture(self._clock.boot_ms())
 
@@ -363,12 +363,12 @@ class Driver:
         """Links to ``peer`` that this node dialled."""
         return sum(link.peer == peer and link.dialled is not None for link in self._links)
 
-    def counted(self) -> Counted:
+    def counted(self) -> TrafficCounts:
         """Totals of traffic since start."""
         return self._traffic.snapshot()
 
 
-def _address(endpoint: Endpoint) -> Address | None:
+def _address(endpoint: PeerAddress) -> Address | None:
     if endpoint.port < LOWEST_PORT:
         return None
     return Address(ip=ip_address(endpoint.ip).packed, mesh_port=endpoint.port, ingress_port=endpoint.port)

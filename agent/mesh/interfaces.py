@@ -56,7 +56,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class InterfaceAddress:
     """One address of an interface. ``temporary`` ones are meant to be given up soon; ``usable`` tells whether the kernel
     uses it for new connections: not if it is a duplicate, not yet proven, or given up."""
 
@@ -71,7 +71,7 @@ class HostNetwork:
     """All interfaces that are up, and their addresses in the kernel's order."""
 
     interfaces: tuple[Interface, ...] = ()
-    addresses: tuple[Held, ...] = ()
+    addresses: tuple[InterfaceAddress, ...] = ()
 
 
 def read_network() -> HostNetwork:
@@ -129,7 +129,7 @@ def _asked_kernel() -> HostNetwork:
     return HostNetwork(
         interfaces=tuple(up.values()),
         addresses=tuple(
-            Held(
+            InterfaceAddress(
                 ip=ip,
                 interface=up[index].name,
                 temporary=ip.version == 6 and bool(flags & _TEMPORARY),
@@ -242,5 +242,5 @@ def _asked_psutil() -> HostNetwork:
     for name in names:
         for address in psutil.net_if_addrs().get(name, ()):
             with contextlib.suppress(ValueError):
-                held.append(Held(ip=ip_address(address.address), interface=name))
+                held.append(InterfaceAddress(ip=ip_address(address.address), interface=name))
     return HostNetwork(interfaces=tuple(Interface(name=name) for name in names), addresses=tuple(held))

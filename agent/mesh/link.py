@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from aiohttp import ClientWebSocketResponse, WebSocketError, WSCloseCode, WSMessage, WSMsgType
 from aiohttp.web import WebSocketResponse
 
-from agent.mesh.addresses import Endpoint
+from agent.mesh.addresses import PeerAddress
 from agent.mesh.interfaces import IpAddress
 from agent.mesh.meter import Meter
 from agent.mesh.traffic import Traffic
@@ -37,17 +37,17 @@ WebSocket = ClientWebSocketResponse | WebSocketResponse
 class LinkEars(Protocol):
     """Whom a link tells what happens on it. None of these waits."""
 
-    def heard(self, link: "Link", data: bytes) -> None:
+    def heard(self, link: "LinkConnection", data: bytes) -> None:
         """One message came in; nothing more is read until ``link.read_on``."""
 
-    def drained(self, link: "Link") -> None:
+    def drained(self, link: "LinkConnection") -> None:
         """The link was full and has room again."""
 
-    def flooded(self, link: "Link") -> None:
+    def flooded(self, link: "LinkConnection") -> None:
         """Much more came in than messages; the connection is cut."""
 
 
-class Link:
+class LinkConnection:
     """``number`` names the link for the machine; ``peer`` is the identity TLS proved, ``dialled`` whether by us."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Link:
         socket: WebSocket,
         transport: asyncio.Transport,
         *,
-        dialled: Endpoint | None,
+        dialled: PeerAddress | None,
         traffic: Traffic,
     ) -> None:
         self.number = number

@@ -13,10 +13,10 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from agent.effects.tasks import Tasks
-from agent.mesh.addresses import Endpoint
-from agent.mesh.dialling import SUBPROTOCOL, Opened, Outcome, knock
+from agent.mesh.addresses import PeerAddress
+from agent.mesh.dialling import SUBPROTOCOL, DialOutcome, Opened, knock
 from agent.mesh.interfaces import IpAddress
-from agent.mesh.link import CLOSE_S, Link, LinkEars
+from agent.mesh.link import CLOSE_S, LinkConnection, LinkEars
 from agent.mesh.traffic import Traffic
 from router_core import limits
 from router_core.ids import Id16
@@ -31,14 +31,14 @@ DIAL_S: Final = limits.TLS_HANDSHAKE / 1_000
 class Ears(LinkEars, Protocol):
     """Whom links tell what happens; the driver. None of these waits."""
 
-    def opened(self, link: Link) -> None: ...
+    def opened(self, link: LinkConnection) -> None: ...
 
-    def closed(self, link: Link) -> None: ...
+    def closed(self, link: LinkConnection) -> None: ...
 
-    def dialled(self, peer: Id16, endpoint: Endpoint, outcome: Outcome) -> None:
+    def dialled(self, peer: Id16, endpoint: PeerAddress, outcome: DialOutcome) -> None:
         """One address of a dial gave ``outcome``."""
 
-    def dial_failed(self, peer: Id16, outcome: Outcome) -> None:
+    def dial_failed(self, peer: Id16, outcome: DialOutcome) -> None:
         """All addresses failed; ``outcome`` is that of the first, the best."""
 
 
@@ -62,7 +62,7 @@ class Links:
         self._traffic = traffic
         self._tasks = tasks
         self._numbers = itertools.count(1)
-        self._live: dict[LinkId, Link] = {}
+        self._live: dict[LinkId, LinkConnection] = {}
         self._slots = asyncio.Semaphore(DIALS)
         self._empty = asyncio.Event()
         self._empty.set()
@@ -70,10 +70,10 @@ class Links:
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[LinkConnection]:
         return iter(list(self._live.values()))
 
-    def get(self, number: LinkId) -> Link | None:
+    def get(self, number: LinkId) -> LinkConnection | None:
         """The live link of that number, or None if it is gone."""
         return self._live.get(number)
 
@@ -92,10 +92,12 @@ class Links:
         transport = request.transport
         if transport is not None:
             self._traffic.accepted += 1
-            await self._own(Link(self._number(), peer, ws, transport, dialled=None, traffic=self._traffic))
+            await self._own(
+                LinkConnection(self._number(), peer, ws, transport, dialled=None, traffic=self._traffic)
+            )
         return ws
 
-    def dial(self, member: Member, endpoints: Sequence[Endpoint]) -> None:
+    def dial(self, member: Member, endpoints: Sequence[PeerAddress]) -> None:
         """Start dialling; ends in ``opened`` or ``dial_failed`` after at most five seconds."""
         self._tasks.spawn(self._dial(member, endpoints), f"dial {member.node_id[:8]}")
 
@@ -103,7 +105,7 @@ class Links:
         """The own addresses that links run over."""
         return frozenset(ip for link in self if (ip := link.local_ip) is not None)
 
-    def to(self, peer: Id16) -> Iterator[Link]:
+    def to(self, peer: Id16) -> Iterator[LinkConnection]:
         """The live links to one member."""
         return (link for link in self if link.peer == peer)
 
@@ -122,9 +124,9 @@ class Links:
         for link in self:
             link.abort()
 
-    async def _dial(self, member: Member, endpoints: Sequence[Endpoint]) -> None:
+    async def _dial(self, member: Member, endpoints: Sequence[PeerAddress]) -> None:
         peer = member.id16
-        reached: Opened | Outcome = Outcome.LOST
+        reached: Opened | DialOutcome = DialOutcome.LOST
         try:
             async with self._slots:
                 reached = await self._first_reached(member, endpoints)
@@ -136,7 +138,7 @@ class Links:
         try:
             number = self._number()
             await self._own(
-                Link(
+                LinkConnection(
                     number,
                     peer,
                     reached.socket,
@@ -148,30 +150,30 @@ class Links:
         finally:
             await reached.session.close()
 
-    async def _first_reached(self, member: Member, endpoints: Sequence[Endpoint]) -> Opened | Outcome:
+    async def _first_reached(self, member: Member, endpoints: Sequence[PeerAddress]) -> Opened | DialOutcome:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._dial_s
-        first: Outcome | None = None
+        first: DialOutcome | None = None
         for tried, endpoint in enumerate(endpoints):
             share_s = (deadline - loop.time()) / (len(endpoints) - tried)
-            reached: Opened | Outcome
+            reached: Opened | DialOutcome
             try:
                 async with asyncio.timeout(share_s):
                     reached = await knock(member, endpoint, self._tls(), self._source)
             except TimeoutError:
-                reached = Outcome.TIMED_OUT
-            outcome = Outcome.LINKED if isinstance(reached, Opened) else reached
+                reached = DialOutcome.TIMED_OUT
+            outcome = DialOutcome.LINKED if isinstance(reached, Opened) else reached
             self._traffic.dials[outcome.value] += 1
             self._ears.dialled(member.id16, endpoint, outcome)
             if isinstance(reached, Opened):
                 return reached
             first = first or reached
-        return first or Outcome.NO_ADDRESS
+        return first or DialOutcome.NO_ADDRESS
 
     def _number(self) -> LinkId:
         return LinkId(next(self._numbers))
 
-    async def _own(self, link: Link) -> None:
+    async def _own(self, link: LinkConnection) -> None:
         self._live[link.number] = link
         self._empty.clear()
         self._ears.opened(link)

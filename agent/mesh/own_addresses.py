@@ -13,7 +13,7 @@ from enum import IntEnum
 from ipaddress import IPv6Address, ip_network
 from typing import Final
 
-from agent.mesh.interfaces import Held, HostNetwork, Interface, IpAddress, changes, read_network
+from agent.mesh.interfaces import HostNetwork, Interface, InterfaceAddress, IpAddress, changes, read_network
 from agent.settings.values import Listen
 from router_core import limits
 
@@ -88,7 +88,7 @@ def ranked(network: HostNetwork, in_use: Collection[IpAddress] = frozenset()) ->
     return tuple(sorted(found, key=found.__getitem__))
 
 
-def _lasting(addresses: tuple[Held, ...]) -> list[Held]:
+def _lasting(addresses: tuple[InterfaceAddress, ...]) -> list[InterfaceAddress]:
     """Those that mean something beyond this host and this link, and that will stay."""
     kept = [each for each in addresses if each.usable and _means_something(each.ip)]
     stable = {(each.interface, _prefix(each.ip)) for each in kept if not each.temporary}
@@ -103,7 +103,7 @@ def _prefix(ip: IpAddress) -> bytes:
     return ip.packed[:8]
 
 
-def _tier(held: Held, interface: Interface, of_guests: bool) -> _Tier:
+def _tier(held: InterfaceAddress, interface: Interface, of_guests: bool) -> _Tier:
     if of_guests and interface.metric is None:
         return _Tier.GUESTS
     if _is_overlay(held.ip, interface):

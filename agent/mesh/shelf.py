@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import msgpack
 
-from agent.store.marks import Floor, Marks
+from agent.store.marks import Floor, MarkFiles
 from agent.store.members import PeerFiles
 from router_core import limits
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
@@ -18,7 +18,7 @@ from router_core.record.state import Address
 class MeshShelf:
     """Loads what a machine starts from; ``save`` runs in the driver's writer thread."""
 
-    def __init__(self, marks: Marks, peers: PeerFiles) -> None:
+    def __init__(self, marks: MarkFiles, peers: PeerFiles) -> None:
         self._marks = marks
         self._peers = peers
         self._stored = peers.load()
@@ -32,7 +32,8 @@ class MeshShelf:
             epoch=self._marks.epoch(),
             floors=tuple(_floor(id16, floor) for id16, floor in floors),
             addresses=tuple(
-                saved.Known(id16_of(id32_of(node_id)), addrs) for node_id, addrs in self._stored.items()
+                saved.KnownAddresses(id16_of(id32_of(node_id)), addrs)
+                for node_id, addrs in self._stored.items()
             ),
         )
 
@@ -42,10 +43,10 @@ class MeshShelf:
             case SavedKey.EPOCH:
                 self._marks.save_epoch(msgpack.decode(data, type=int))
             case SavedKey.FLOORS:
-                floors = msgpack.decode(data, type=tuple[saved.Floor, ...])
+                floors = msgpack.decode(data, type=tuple[saved.RecordFloor, ...])
                 self._marks.save_floors({Id16(floor.id16): _stored_floor(floor) for floor in floors})
             case SavedKey.ADDRESSES:
-                known = msgpack.decode(data, type=tuple[saved.Known, ...])
+                known = msgpack.decode(data, type=tuple[saved.KnownAddresses, ...])
                 self._save_addresses(
                     {members[Id16(peer.id16)].node_id: peer.addrs for peer in known if peer.id16 in members}
                 )
@@ -59,8 +60,8 @@ class MeshShelf:
         self._stored = newest
 
 
-def _floor(id16: Id16, floor: Floor) -> saved.Floor:
-    return saved.Floor(
+def _floor(id16: Id16, floor: Floor) -> saved.RecordFloor:
+    return saved.RecordFloor(
         id16=id16,
         v_epoch=floor.volatile.epoch,
         v_seq=floor.volatile.seq,
@@ -72,7 +73,7 @@ def _floor(id16: Id16, floor: Floor) -> saved.Floor:
     )
 
 
-def _stored_floor(floor: saved.Floor) -> Floor:
+def _stored_floor(floor: saved.RecordFloor) -> Floor:
     proof = floor.proof
     return Floor(
         static=Stamp(floor.s_epoch, floor.s_seq),

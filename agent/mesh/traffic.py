@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class TrafficCounts:
     """Totals since start. Bytes are those of link messages, without WebSocket, TLS and TCP framing.
 
     ``refused`` counts what was turned away before the machine saw it, by reason; ``dials`` counts outcomes.
@@ -41,8 +41,8 @@ class Traffic:
         self.bytes_out += size
         self.messages_out += 1
 
-    def snapshot(self) -> Counted:
-        return Counted(
+    def snapshot(self) -> TrafficCounts:
+        return TrafficCounts(
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
             messages_in=self.messages_in,

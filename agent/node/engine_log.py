@@ -3,7 +3,7 @@ writes one."""
 
 from collections.abc import Callable, Mapping
 
-from agent.engines.contract import EndpointStatus, Health
+from agent.engines.contract import EndpointHealth, EndpointStatus
 from agent.observe.log import Log
 
 
@@ -22,7 +22,7 @@ class EngineLog:
         if status.name not in self._endpoints() or (not up and status.reason is None):
             return
         told = self._told[status.name] = up, status.reason
-        if told == before or (before is None and status.health is Health.STARTING):
+        if told == before or (before is None and status.health is EndpointHealth.STARTING):
             return
         fields = {"endpoint": status.name, "engine": status.manifest.engine.value}
         if up:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from agent.effects.aside import Aside, quietly
 from agent.effects.clock import Clock
 from agent.effects.sqlite_file import cause_of
-from agent.engines.contract import Finish, Timings, TimingSource
+from agent.engines.contract import FinishReason, Timings, TimingSource
 from agent.engines.timings import read_timings
 from agent.observe.log import Log
 from agent.relay.ports import AttemptReport
@@ -251,10 +251,10 @@ def _warm_ms(
     )
 
 
-def _result_of(report: AttemptReport, finish: Finish | None) -> Result:
+def _result_of(report: AttemptReport, finish: FinishReason | None) -> Result:
     outcome = report.outcome
     if outcome.result is Ended.DONE:
-        return Result.OTHER if finish is Finish.ERROR else Result.OK
+        return Result.OTHER if finish is FinishReason.ERROR else Result.OK
     if outcome.result is Ended.CANCELLED:
         return Result.CANCELLED
     return Result.FAULT if outcome.fault and outcome.failure not in _CAPACITY else Result.OTHER

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from agent.effects.clock import Clock
-from agent.engines.contract import EndpointStatus, OwnedModel, ResidentModel
+from agent.engines.contract import EndpointStatus, ObservedModel, OwnedModel
 from agent.relay.ports import Held, Offered
 from router_core.placement.fleet import Fleet
 from router_core.placement.offers import offer_of
@@ -97,7 +97,7 @@ class FleetListing:
             }
         return self._models.get((row.endpoint, row.model))
 
-    def _in_own_memory(self, row: Row, owned: OwnedModel | None) -> ResidentModel | None:
+    def _in_own_memory(self, row: Row, owned: OwnedModel | None) -> ObservedModel | None:
         """What an own engine tells of the model in its memory."""
         if owned is None:
             return None
@@ -105,7 +105,7 @@ class FleetListing:
             (model for model in self._own[row.endpoint].resident if model.native_id == owned.native_id), None
         )
 
-    def _expires_ms(self, row: Row, known: ResidentModel | None) -> int | None:
+    def _expires_ms(self, row: Row, known: ObservedModel | None) -> int | None:
         """When an own engine will let go of the model, wall clock."""
         if known is None or known.expires_s is None:
             return None

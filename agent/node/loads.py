@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from agent.effects.clock import Clock
-from agent.engines.contract import EndpointStatus, Residency
+from agent.engines.contract import EndpointStatus, ResidencyState
 from agent.observe.instruments import LoadMetrics
 
 REQUEST: Final = "request"
-_AWAY: Final = (None, Residency.FAILED)
+_AWAY: Final = (None, ResidencyState.FAILED)
 
 
 class SeenLoads:
@@ -30,7 +30,7 @@ class SeenLoads:
         self._endpoints = endpoints
         self._ordered = ordered
         self._clock = clock
-        self._held: dict[str, dict[str, Residency]] = {}
+        self._held: dict[str, dict[str, ResidencyState]] = {}
         self._began_ms: dict[tuple[str, str], int] = {}
 
     def engine_changed(self, status: EndpointStatus) -> None:
@@ -51,22 +51,22 @@ class SeenLoads:
         self,
         status: EndpointStatus,
         native: str,
-        was: Residency | None,
-        now: Residency | None,
+        was: ResidencyState | None,
+        now: ResidencyState | None,
         *,
         is_first: bool,
     ) -> None:
         key = status.name, native
-        if now is Residency.LOADING:
+        if now is ResidencyState.LOADING:
             self._began_ms[key] = self._clock.boot_ms()
             return
         began_ms = self._began_ms.pop(key, None)
         name = next((owned.name for owned in status.owned if owned.native_id == native), None)
         if is_first or name is None or self._ordered((status.name, name)):
             return
-        if now is Residency.RESIDENT and was is not Residency.UNLOADING:
+        if now is ResidencyState.RESIDENT and was is not ResidencyState.UNLOADING:
             self._metrics.loads.inc(REQUEST, "ok")
             if began_ms is not None:
                 self._metrics.seconds.observe((self._clock.boot_ms() - began_ms) / 1_000)
-        elif was is Residency.LOADING and now in _AWAY:
+        elif was is ResidencyState.LOADING and now in _AWAY:
             self._metrics.loads.inc(REQUEST, "failed")

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent.engines.contract import EndpointStatus, Residency
+from agent.engines.contract import EndpointStatus, ResidencyState
 from agent.sampling.loop import DEFAULT_UNITS, OwnWork
 from router_core.record.state import LoadPolicy
 
-_MOVING: Final = frozenset({Residency.LOADING, Residency.UNLOADING})
+_MOVING: Final = frozenset({ResidencyState.LOADING, ResidencyState.UNLOADING})
 
 
 def own_work(
@@ -29,7 +29,7 @@ def own_work(
             (engine.name, model.native_id)
             for engine in engines
             for model in engine.resident
-            if model.state is Residency.RESIDENT
+            if model.state is ResidencyState.RESIDENT
         ),
     )
 
@@ -41,5 +41,7 @@ def _serves_others(engine: EndpointStatus) -> bool:
 
 def _loads(engine: EndpointStatus, requests: int) -> bool:
     states = {model.state for model in engine.resident}
-    begins = requests > 0 and engine.load_policy is not LoadPolicy.FIXED and Residency.RESIDENT not in states
+    begins = (
+        requests > 0 and engine.load_policy is not LoadPolicy.FIXED and ResidencyState.RESIDENT not in states
+    )
     return begins or bool(states & _MOVING)

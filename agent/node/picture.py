@@ -25,11 +25,11 @@ from agent.board import Board
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus
 from agent.identity.membership import Membership
-from agent.mesh.addresses import Endpoint, Unfit
+from agent.mesh.addresses import PeerAddress, Unfit
 from agent.node.reach import Reach
 from agent.node.targets import NodeTargets
 from router_core.ids import Id16, NodeId, id16_of, id32_of
-from router_core.mesh.status import MemberPicture, Picture
+from router_core.mesh.status import MemberStatus, MeshStatus
 from router_core.placement.residency.standing import Standings
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Role
@@ -44,13 +44,13 @@ class NodePicture:
         *,
         membership: Membership,
         board: Board,
-        mesh: Callable[[], Picture],
+        mesh: Callable[[], MeshStatus],
         dial_faults: Callable[[], Mapping[Id16, str]],
         addresses: Callable[[], Mapping[str, str]],
         told: Callable[[], Sequence[str]],
         reach: Reach,
         targets: NodeTargets,
-        unlinked: Callable[[Id16], Sequence[tuple[Endpoint, Unfit]]],
+        unlinked: Callable[[Id16], Sequence[tuple[PeerAddress, Unfit]]],
         faults: Callable[[], tuple[str, ...]],
         policy: Callable[[], PlacementPolicy],
         drains: Callable[[], tuple[DrainDoc, ...]],
@@ -190,7 +190,7 @@ def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:
     return ResidencyDoc(loads_left=standings.loads_left, movable=standings.movable, models=tuple(models))
 
 
-def _shun(member: MemberPicture) -> ShunDoc | None:
+def _shun(member: MemberStatus) -> ShunDoc | None:
     why, left_ms = max(
         ("restarts", member.conflict_ms),
         ("behind", member.behind_ms),
@@ -200,7 +200,7 @@ def _shun(member: MemberPicture) -> ShunDoc | None:
     return ShunDoc(why=why, left_ms=left_ms) if left_ms else None
 
 
-def _identity_faults(mesh: Picture) -> Iterator[str]:
+def _identity_faults(mesh: MeshStatus) -> Iterator[str]:
     if mesh.conflicted:
         yield (
             "this node's identity is used by another process, too (a copied disk or state folder): stop that one, or "
@@ -213,7 +213,7 @@ def _identity_faults(mesh: Picture) -> Iterator[str]:
         )
 
 
-def _link_doc(member: MemberPicture, dial_fault: str | None) -> LinkDoc:
+def _link_doc(member: MemberStatus, dial_fault: str | None) -> LinkDoc:
     """A failed dial is newer than whatever ended the link before it."""
     if member.link_up:
         return LinkDoc(state="up", rtt_ms=member.rtt_ms)

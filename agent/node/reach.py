@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from agent.effects.clock import Clock
-from agent.mesh.addresses import Endpoint
+from agent.mesh.addresses import PeerAddress
 from router_core.ids import Id16, NodeId, id16_of, id32_of
 from router_core.router.failure import Cause
 
@@ -32,7 +32,7 @@ class Unreached:
     """``why`` in a word, ``at`` the address that was best, None without any; ``since_ms`` is boot time."""
 
     why: str
-    at: Endpoint | None
+    at: PeerAddress | None
     since_ms: int
 
 
@@ -43,7 +43,7 @@ class Reach:
         self._clock = clock
         self._unreached: dict[NodeId, Unreached] = {}
         self._reached_ms: dict[NodeId, int] = {}
-        self._failed: dict[NodeId, dict[Endpoint, int]] = {}
+        self._failed: dict[NodeId, dict[PeerAddress, int]] = {}
         self._subscribers: list[Callable[[NodeId], None]] = []
 
     def subscribe(self, changed: Callable[[NodeId], None]) -> None:
@@ -62,13 +62,13 @@ class Reach:
         """When a connection to ``node`` last stood, boot ms; None if never since its last link was made."""
         return self._reached_ms.get(node)
 
-    def failed_at(self, node: NodeId) -> Collection[Endpoint]:
+    def failed_at(self, node: NodeId) -> Collection[PeerAddress]:
         """The addresses of ``node`` that failed lately and did not work since, longest-ago failure first."""
         return self._failed.get(node, {})
 
     def heard(self, node: NodeId, ip: str, port: int, cause: Cause | None) -> None:
         """Connecting to one address of ``node`` failed for ``cause``, or stands (None)."""
-        at, failed = Endpoint(ip_address(ip), port), self._failed.setdefault(node, {})
+        at, failed = PeerAddress(ip_address(ip), port), self._failed.setdefault(node, {})
         known = failed.pop(at, None) is not None
         if cause is None:
             self._reached_ms[node] = self._clock.boot_ms()
@@ -79,7 +79,7 @@ class Reach:
             if not known:
                 self._changed(node)
 
-    def failed(self, node: NodeId, cause: Cause, addresses: Collection[Endpoint]) -> None:
+    def failed(self, node: NodeId, cause: Cause, addresses: Collection[PeerAddress]) -> None:
         """Within one attempt no address of ``node`` could be connected."""
         why = _WHY.get(cause)
         if why is None:
@@ -94,7 +94,7 @@ class Reach:
         """``node`` told no address that may be dialled."""
         self._note(node, NO_ADDRESS, None)
 
-    def _note(self, node: NodeId, why: str, at: Endpoint | None) -> None:
+    def _note(self, node: NodeId, why: str, at: PeerAddress | None) -> None:
         before = self._unreached.get(node)
         since_ms = self._clock.boot_ms() if before is None else before.since_ms
         self._unreached[node] = Unreached(why=why, at=at, since_ms=since_ms)

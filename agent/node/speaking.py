@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.effects.clock import Clock
-from agent.engines.contract import EndpointStatus, Residency
+from agent.engines.contract import EndpointStatus, ResidencyState
 from agent.node.peaks import Peaks
 from agent.node.statement import (
     UNSEEN,
@@ -247,7 +247,7 @@ class Speaking:
                     continue
                 key = (endpoint.name, name)
                 before, used = self._times.get(key, UNSEEN), self._sources.used.get(key)
-                loading = model.state is Residency.LOADING
+                loading = model.state is ResidencyState.LOADING
                 since = before.used_ms if before.used_ms is not None else now
                 times[key] = ModelTimes(
                     loading_ms=(before.loading_ms or now) if loading else None,

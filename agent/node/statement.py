@@ -13,7 +13,14 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.engines.contract import EndpointStatus, Health, LoadSource, OwnedModel, Residency, ResidentModel
+from agent.engines.contract import (
+    EndpointHealth,
+    EndpointStatus,
+    LoadSource,
+    ObservedModel,
+    OwnedModel,
+    ResidencyState,
+)
 from router_core import limits
 from router_core.pressure import wire
 from router_core.pressure.samples import Sampled
@@ -36,7 +43,7 @@ from router_core.record.state import (
 
 _MIB = 1024 * 1024
 _JUMP_MIB = 1_024
-_DOUBTFUL = frozenset({Health.DEAF, Health.STUCK})
+_DOUBTFUL = frozenset({EndpointHealth.DEAF, EndpointHealth.STUCK})
 """Of a silent engine the age tells for how long: a doubt is no silence."""
 _SERVING = frozenset({EngineState.READY, EngineState.FAILING})
 
@@ -281,7 +288,7 @@ def _engine_load(
     )
 
 
-def _unseen(health: Health) -> EngineState:
+def _unseen(health: EndpointHealth) -> EngineState:
     """An endpoint whose load was never read is as its health says, but not ready."""
     return EngineState.UNKNOWN if health.code == EngineState.READY else health.code
 
@@ -299,7 +306,7 @@ def _obtainable(endpoint: EndpointStatus, memory: _LoadMemory) -> int | None:
     evictable = sum(
         (model.held_bytes(memory.of_gpus) or 0) // _MIB
         for model in endpoint.resident
-        if model.state is Residency.RESIDENT and not model.running
+        if model.state is ResidencyState.RESIDENT and not model.running
     )
     return max(0, memory_mib + evictable - endpoint.reserve_mib(memory_mib))
 
@@ -318,7 +325,7 @@ def _residents(
     for model in endpoint.resident:
         name = names.get(model.native_id)
         index = indices.get(name) if name is not None else None
-        if name is None or index is None or model.state is Residency.FAILED:
+        if name is None or index is None or model.state is ResidencyState.FAILED:
             continue
         row = _resident(static, index, model, times.get((endpoint.name, name), UNSEEN), now)
         if row.state == ModelState.RESIDENT and (endpoint.name, name) in leaving:
@@ -328,12 +335,12 @@ def _residents(
 
 
 def _resident(
-    static: Static, index: int, model: ResidentModel, times: ModelTimes, now: int
+    static: Static, index: int, model: ObservedModel, times: ModelTimes, now: int
 ) -> state.ResidentModel:
     facts = static.models[index]
     total, vram = model.total_bytes, model.vram_bytes
     idle_ms = now - times.used_ms if times.used_ms is not None and not model.running else 0
-    loading = model.state is Residency.LOADING
+    loading = model.state is ResidencyState.LOADING
     return state.ResidentModel(
         model=index,
         engine=facts.engine,

@@ -15,7 +15,7 @@ from agent.engines.classify import classify
 from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside, is_literal, is_outside
 from agent.identity.tls import TlsContexts
-from agent.mesh.addresses import AddressBook, Endpoint, Unfit
+from agent.mesh.addresses import AddressBook, PeerAddress, Unfit
 from agent.mesh.interfaces import IpAddress
 from agent.node.reach import Reach
 from agent.relay.ports import PeerRoute
@@ -38,7 +38,7 @@ class _Known(NamedTuple):
     static: Static
     member: Member
     build: int
-    addresses: tuple[Endpoint, ...]
+    addresses: tuple[PeerAddress, ...]
     route: PeerRoute
 
 
@@ -153,7 +153,7 @@ class NodeTargets:
         known = self._routes.get(node) if self.peer(node) is not None else None
         self._reach.failed(node, cause, known.addresses if known is not None else ())
 
-    def left_out(self, node: NodeId) -> tuple[tuple[Endpoint, Unfit], ...]:
+    def left_out(self, node: NodeId) -> tuple[tuple[PeerAddress, Unfit], ...]:
         """The addresses for requests that ``node`` names and that are not dialled, with the reason."""
         route, seen = self.peer(node), self._board.current.nodes.get(id16_of(id32_of(node)))
         if seen is None or seen.static is None:

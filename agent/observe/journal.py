@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from agent.effects.aside import Aside, quietly
 from agent.effects.clock import Clock
 from agent.effects.sqlite_file import cause_of
-from agent.observe.journal_file import AuditRow, JournalFile, Row, audit_rows, bodies, body_of
+from agent.observe.journal_file import AuditRow, JournalFile, JournalRow, audit_rows, bodies, body_of
 from agent.observe.log import Log
 from agent.observe.metrics import Family, Shape, gauge_family
 from router_core import limits
@@ -58,7 +58,7 @@ class Flush(Struct, frozen=True):
     done: Future[None]
 
 
-Item = Row | AuditLine | Flush | None
+Item = JournalRow | AuditLine | Flush | None
 """What the writer's queue carries; None ends the thread."""
 
 
@@ -80,10 +80,10 @@ class Journal:
         self._log = log
         self._file = file or JournalFile(path, aside=aside, damaged=self._damaged)
         self._retry_s = retry_s
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, JournalRow] = {}
         self._audit: list[AuditRow] = []
         self._cause: str | None = None
-        self._ring: OrderedDict[str, Row] = OrderedDict()
+        self._ring: OrderedDict[str, JournalRow] = OrderedDict()
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -236,7 +236,7 @@ class Journal:
             items: list[Item] = [self._queue.get(timeout=None if self._cause is None else self._retry_s)]
         except Empty:
             return []
-        if isinstance(items[0], Row) and self._queue.qsize() < BATCH:
+        if isinstance(items[0], JournalRow) and self._queue.qsize() < BATCH:
             self._closing.wait(LINGER_S if self._cause is None else self._retry_s)
         while len(items) < BATCH:
             try:
@@ -248,10 +248,12 @@ class Journal:
     def _keep(self, items: list[Item]) -> None:
         """Take ``items`` until the disk has them, as far as there is room."""
         for item in items:
-            is_new = isinstance(item, AuditLine) or (isinstance(item, Row) and item.id not in self._rows)
+            is_new = isinstance(item, AuditLine) or (
+                isinstance(item, JournalRow) and item.id not in self._rows
+            )
             if is_new and len(self._rows) + len(self._audit) >= limits.JOURNAL_QUEUE:
                 self.lost += 1
-            elif isinstance(item, Row):
+            elif isinstance(item, JournalRow):
                 self._rows[item.id] = item
             elif isinstance(item, AuditLine):
                 body = msgspec.msgpack.encode(item.facts)
@@ -287,9 +289,9 @@ class Journal:
         self._log.error("journal.set_aside", file=self._path, cause=cause, kept_as=kept_as.name)
 
 
-def row_of(record: DecisionRecord) -> Row:
+def row_of(record: DecisionRecord) -> JournalRow:
     """``record`` as a row of the table; ``node`` is the node part of the chosen row."""
-    return Row(
+    return JournalRow(
         id=record.id,
         at_ms=record.at_ms or 0,
         request_id=record.request_id,

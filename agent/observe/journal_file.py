@@ -57,7 +57,7 @@ _PRAGMAS: Final = (
 )
 
 
-class Row(Struct, frozen=True, gc=False, kw_only=True):
+class JournalRow(Struct, frozen=True, gc=False, kw_only=True):
     """One decision as stored; ``body`` is the whole record."""
 
     id: str
@@ -101,7 +101,7 @@ class JournalFile:
     def close(self) -> None:
         self._file.close()
 
-    def write(self, rows: Iterable[Row], audit: Sequence[AuditRow]) -> None:
+    def write(self, rows: Iterable[JournalRow], audit: Sequence[AuditRow]) -> None:
         """One transaction; a decision already there by id is replaced."""
         taken = list(rows)
 

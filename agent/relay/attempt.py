@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from agent.engines.contract import Marks
+from agent.engines.contract import ResponseMarks
 from agent.relay.dialects.streams import SERVER_SENT, Stream, stream_of
 from agent.relay.dialects.tail import Tail
 from agent.relay.headers import Headers, passed_down, value_of
@@ -131,12 +131,12 @@ class Attempt:
         """Body bytes so far."""
         return self.tail.size
 
-    def marks(self) -> Marks | None:
+    def marks(self) -> ResponseMarks | None:
         """None if no answer's head ever came."""
         if self.sent_ms is None or self.head_ms is None:
             return None
         last = self.head_ms if self.last_byte_ms is None else self.last_byte_ms
-        return Marks(
+        return ResponseMarks(
             sent_ms=self.sent_ms,
             head_ms=self.head_ms,
             last_byte_ms=last,

@@ -197,9 +197,9 @@ class IngressFront:
         method, path = request.head.method.decode("latin-1"), request.head.path.decode("latin-1")
         verdict = routes.allowed(routes.Port.INGRESS, method, path, member.roles)
         dialect = RELAYED.get(request.head.path)
-        if verdict is routes.Answer.FORBIDDEN:
+        if verdict is routes.RouteVerdict.FORBIDDEN:
             return _told(status_of("role"), "role", _ERROR)
-        if verdict is routes.Answer.NOT_FOUND or dialect is None:
+        if verdict is routes.RouteVerdict.NOT_FOUND or dialect is None:
             return _told(status_of("route_unknown"), "route_unknown", _ERROR)
         if request.head.single.get(b"content-type") != b"application/json":
             return self._error("media_type", keep=False)

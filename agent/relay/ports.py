@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from agent.engines.contract import Marks
+from agent.engines.contract import ResponseMarks
 from agent.relay.dialects.facts import Facts
 from router_core.ids import NodeId
 from router_core.placement.hold import Waiting
@@ -384,7 +384,7 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     outcome: Outcome
     dispatched_ms: float
     connected_ms: float | None
-    marks: Marks | None
+    marks: ResponseMarks | None
     head: bytes
     tail: bytes
     body_bytes: int

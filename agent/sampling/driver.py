@@ -59,7 +59,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class LibraryPlaces:
     """Where libraries are looked for beside the linker's own search, so that a test can hand in folders."""
 
     wsl: Path = WSL_FOLDER
@@ -99,11 +99,11 @@ class DriverSeen:
 
 
 def look_for_driver(
-    roots: Roots, search: str, library: str | None, places: Places | None = None
+    roots: Roots, search: str, library: str | None, places: LibraryPlaces | None = None
 ) -> DriverSeen:
     """What is there now. ``search`` is the library search path of the process (``LD_LIBRARY_PATH``), ``library``
     the real path the library was loaded from, if it ever was."""
-    places = places or Places()
+    places = places or LibraryPlaces()
     loaded = driver_version(read_text(roots.proc / "driver" / "nvidia" / "version") or "")
     cards = find_cards(roots)
     folders = [Path(folder) for folder in search.split(os.pathsep) if folder]
@@ -149,7 +149,7 @@ def library_version(library: str | None) -> str | None:
     return version if "." in version else None
 
 
-def find_libraries(places: Places, folders: Iterable[Path], *, wsl: bool) -> tuple[str, ...]:
+def find_libraries(places: LibraryPlaces, folders: Iterable[Path], *, wsl: bool) -> tuple[str, ...]:
     """The real paths of all libraries in their usual places, each once; Windows' own first where it is at home."""
     usual = [folder / LIBRARY for folder in places.usual]
     cached = [Path(os.fsdecode(path)) for path in _CACHED.findall(_cache(places.cache))]

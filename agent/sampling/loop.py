@@ -20,14 +20,14 @@ from router_core.pressure.gpus import GpuTracks
 from router_core.pressure.level import Pressed
 from router_core.pressure.machine import (
     Action,
-    Notify,
+    HostResumed,
+    NotifyLevel,
     PolicyChanged,
     PressureMachine,
     PublishUrgent,
-    Resumed,
     SignalsSampled,
 )
-from router_core.pressure.samples import GpuSample, HostSample, Sampled, Status, aged, missing
+from router_core.pressure.samples import GpuSample, HostSample, ReadingStatus, Sampled, aged, missing
 from router_core.pressure.signals import OwnUse, host_inputs
 from router_core.pressure.split import Cooldown, CpuSplit, OwnTrace
 from router_core.record.state import Flag, GpuState
@@ -114,7 +114,7 @@ class SamplerPorts:
     read: Callable[[Tick], HostAnswer]
     work: Callable[[], OwnWork]
     on_sampled: Callable[[Sampled, bool], None]
-    on_notify: Callable[[Notify], None]
+    on_notify: Callable[[NotifyLevel], None]
     on_failed: Callable[[Exception], None]
 
 
@@ -252,7 +252,7 @@ class Sampler:
         if before is None or gap - before <= self._times.resume_ms:
             return []
         self._split.clear()
-        return self._machine.handle(Resumed(), now)
+        return self._machine.handle(HostResumed(), now)
 
     def _take(self, answer: HostAnswer) -> None:
         self._sample = answer.sample
@@ -311,7 +311,7 @@ class Sampler:
         if silent or (source is not None and source.degraded):
             flags |= Flag.DEGRADED
         told = [gpu.sample.vram_free_bytes.status for gpu in gpus] + [gpu.external_pct.status for gpu in gpus]
-        if {memory.status, external.status, *told} & {Status.STALE, Status.UNKNOWN}:
+        if {memory.status, external.status, *told} & {ReadingStatus.STALE, ReadingStatus.UNKNOWN}:
             flags |= Flag.SENSOR_STALE
         if reboot_pending or (gpus and all(gpu.sample.state in NO_LOAD_STATES for gpu in gpus)):
             flags |= Flag.NO_LOAD
@@ -330,6 +330,6 @@ class Sampler:
             host_silent=silent,
         )
         for action in actions:
-            if isinstance(action, Notify):
+            if isinstance(action, NotifyLevel):
                 self._ports.on_notify(action)
         self._ports.on_sampled(self.latest, any(isinstance(action, PublishUrgent) for action in actions))

@@ -25,8 +25,8 @@ from agent.sampling import nvml_states as states
 from agent.sampling.driver import DriverSeen
 from agent.sampling.nvml_gpus import GpuBook
 from agent.sampling.nvml_report import ProbeReport
-from agent.sampling.nvml_states import MISMATCH, Cause, ProbeState, ProbeTimes, Supervisor
-from agent.sampling.nvml_wire import LINE_MOST, Reply, decode_reply, encode_request
+from agent.sampling.nvml_states import MISMATCH, Absence, ProbeState, ProbeTimes, Supervisor
+from agent.sampling.nvml_wire import LINE_MOST, NvmlReply, decode_reply, encode_request
 from router_core.errors import RemoteFault
 from router_core.pressure.samples import GpuSample, HostSample
 from router_core.record.state import GpuState
@@ -174,10 +174,10 @@ class NvmlClient:
     @property
     def degraded(self) -> bool:
         machine = self._states
-        if machine.state in (ProbeState.HUNG, ProbeState.UNDEAD) or machine.cause is Cause.DENIED:
+        if machine.state in (ProbeState.HUNG, ProbeState.UNDEAD) or machine.cause is Absence.DENIED:
             return True
         absent = machine.state in (ProbeState.BACKOFF, ProbeState.STARTING, ProbeState.STOPPING)
-        return absent and machine.served and machine.cause is not Cause.RECYCLE
+        return absent and machine.served and machine.cause is not Absence.RECYCLE
 
     @property
     def reboot_pending(self) -> bool:
@@ -190,7 +190,7 @@ class NvmlClient:
         changed = before is not None and driver.differs(before)
         if changed and self._book.empty:
             # NVML counts the devices once, when it begins.
-            self._happened(states.Unwanted(Cause.RECYCLE))
+            self._happened(states.Unwanted(Absence.RECYCLE))
         self._happened(states.HardwareSeen(driver.present, changed))
 
     def ask(self, answered: Callable[[], None]) -> None:
@@ -222,7 +222,7 @@ class NvmlClient:
             return None
         if machine.state in (ProbeState.HUNG, ProbeState.UNDEAD):
             return GpuState.UNRESPONSIVE
-        return GpuState.DENIED if machine.cause is Cause.DENIED else GpuState.UNKNOWN
+        return GpuState.DENIED if machine.cause is Absence.DENIED else GpuState.UNKNOWN
 
     @property
     def driver(self) -> DriverSeen | None:
@@ -257,7 +257,7 @@ class NvmlClient:
             self._timer = None
         if self._states.deadline is not None:
             wait_s = max(0, self._states.deadline - now) / 1_000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._happened, states.TimePassed())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._happened, states.WaitPassed())
 
     def _perform(self, action: states.Action, now: int) -> None:
         match action:
@@ -269,7 +269,7 @@ class NvmlClient:
                 self._signal("terminate")
             case states.Kill():
                 self._signal("kill")
-            case states.Changed():
+            case states.StateChanged():
                 if action.state is ProbeState.ENDED:
                     self._ended.set()
                 self._report.changed(action, self._culprit(), now)
@@ -284,7 +284,7 @@ class NvmlClient:
         self._op = op
         self._write(encode_request(self._number, op, **arguments))
         if within_ms is not None:
-            self._happened(states.Asked(within_ms))
+            self._happened(states.QuestionSent(within_ms))
 
     def _write(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -343,7 +343,7 @@ class NvmlClient:
                     self._received(decode_reply(line, self._number))
         except (RemoteFault, ValueError) as fault:
             self._report.protocol_fault(str(fault) if isinstance(fault, RemoteFault) else "long line")
-            self._happened(states.Unwanted(Cause.CRASH))
+            self._happened(states.Unwanted(Absence.CRASH))
             while await stream.read(LINE_MOST):
                 pass
 
@@ -354,7 +354,7 @@ class NvmlClient:
             for line in chunk.splitlines():
                 self._report.said(line, self._clock.boot_ms())
 
-    def _received(self, reply: Reply) -> None:
+    def _received(self, reply: NvmlReply) -> None:
         op, self._op = self._op, None
         if op is None:
             raise RemoteFault(f"reply {reply.id} twice")
@@ -363,10 +363,10 @@ class NvmlClient:
         if op == "hello":
             self._greeted(reply, now)
             return
-        self._happened(states.Answered())
+        self._happened(states.ReplyReceived())
         if not reply.ok:
             self._report.errors.inc(str(reply.e))
-            self._happened(states.Unwanted(Cause.INIT))
+            self._happened(states.Unwanted(Absence.INIT))
         elif op == "list":
             self._book.listed(reply, now)
         else:
@@ -375,7 +375,7 @@ class NvmlClient:
                 self._happened(states.Unwanted(self._book.verdict))
         self._tell_answered()
 
-    def _greeted(self, reply: Reply, now: int) -> None:
+    def _greeted(self, reply: NvmlReply, now: int) -> None:
         if reply.ok and reply.v != PROTOCOL:
             raise RemoteFault(f"protocol {reply.v}, {PROTOCOL} wanted")
         self._libraries.answered(reply.lib, 0 if reply.ok else reply.e)

@@ -13,14 +13,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.sampling.nvml_states import NO_PERMISSION, Cause
+from agent.sampling.nvml_states import NO_PERMISSION, Absence
 from agent.sampling.nvml_wire import (
     IMPLAUSIBLE,
     MEMORY_MOST,
     SYMBOL_MISSING,
     Fields,
-    Refusal,
-    Reply,
+    NvmlRefusal,
+    NvmlReply,
     number_of,
     text_of,
 )
@@ -29,7 +29,7 @@ from router_core.pressure.samples import (
     GpuSample,
     HostSample,
     Reading,
-    Status,
+    ReadingStatus,
     measured,
     missing,
     unsupported,
@@ -93,7 +93,7 @@ class GpuBook:
         self._revoked: deque[int] = deque(maxlen=STREAK)
         self._answered = False
         self._recycled_ms: int | None = None
-        self.verdict: Cause | None = None
+        self.verdict: Absence | None = None
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class GpuBook:
         lost = any(gpu.lost_ms is not None for gpu in self._gpus.values())
         return lost and now - self._listed_ms >= LIST_MS
 
-    def listed(self, reply: Reply, now: int) -> None:
+    def listed(self, reply: NvmlReply, now: int) -> None:
         """Take the identities of all GPUs. One that is missing is lost, and forgotten 10 min later."""
         self._listed_ms, self.verdict = now, None
         if reply.unreadable_e is not None:
@@ -135,7 +135,7 @@ class GpuBook:
             if gpu.lost_ms is not None and now - gpu.lost_ms >= DROP_MS:
                 del self._gpus[uuid]
 
-    def read(self, reply: Reply, now: int) -> None:
+    def read(self, reply: NvmlReply, now: int) -> None:
         """Take the readings of the GPUs asked about. ``verdict`` then says whether the process must go."""
         self.verdict = None
         codes: list[set[int]] = []
@@ -147,7 +147,7 @@ class GpuBook:
             self._revoked.append(now)
             if len(self._revoked) == STREAK and now - self._revoked[0] <= REVOKED_MS:
                 self._revoked.clear()
-                self.verdict = Cause.DENIED
+                self.verdict = Absence.DENIED
                 return
         elif codes:
             self._answered = self._answered or any(not seen for seen in codes)
@@ -156,13 +156,13 @@ class GpuBook:
 
     def _read(self, gpu: _Gpu, fields: Fields, taken_ms: int, now: int) -> set[int]:
         handle = fields.get("handle")
-        if isinstance(handle, Refusal):
+        if isinstance(handle, NvmlRefusal):
             self._count(handle.e)
             self._lose(gpu, handle.e, now)
             return set()
         util, of_memory = number_of(fields, "util", 0, PERCENT), number_of(fields, "util_memory", 0, PERCENT)
         if "util_memory" in fields and _is_implausible(of_memory):
-            util = Refusal(IMPLAUSIBLE)
+            util = NvmlRefusal(IMPLAUSIBLE)
         gpu.util = self._reading(util, taken_ms)
         self._memory(gpu, fields, taken_ms)
         codes = {gpu.util.code, gpu.free.code} - {0}
@@ -178,10 +178,10 @@ class GpuBook:
         ailing = every & OURS or any(gpu.streak >= STREAK for gpu in self._gpus.values())
         rested = self._recycled_ms is None or now - self._recycled_ms >= RECYCLE_MS
         if every & BACKEND:
-            self.verdict = Cause.INIT
+            self.verdict = Absence.INIT
         elif ailing and rested:
             self._recycled_ms = now
-            self.verdict = Cause.RECYCLE
+            self.verdict = Absence.RECYCLE
             for gpu in self._gpus.values():
                 gpu.streak = 0
 
@@ -192,13 +192,13 @@ class GpuBook:
         most = total if isinstance(total, int) else MEMORY_MOST
         used, free = number_of(fields, "vram_used", 0, most), number_of(fields, "vram_free", 0, most)
         if any(_is_implausible(field) for field in (total, used, free)):
-            total = free = Refusal(IMPLAUSIBLE)
+            total = free = NvmlRefusal(IMPLAUSIBLE)
         gpu.total = self._reading(total, taken_ms, told=False)
-        gpu.free = self._reading(used if isinstance(used, Refusal) else free, taken_ms)
+        gpu.free = self._reading(used if isinstance(used, NvmlRefusal) else free, taken_ms)
         if gpu.total.value is not None:
             gpu.identity = replace(gpu.identity, vram_total_bytes=gpu.total.value)
 
-    def _reading(self, value: int | Refusal, taken_ms: int, *, told: bool = True) -> Reading[int]:
+    def _reading(self, value: int | NvmlRefusal, taken_ms: int, *, told: bool = True) -> Reading[int]:
         if isinstance(value, int):
             return measured(value, taken_ms)
         if told:
@@ -235,8 +235,8 @@ def _ailing(codes: set[int]) -> bool:
     return bool(codes - QUIET - OLD_LIBRARY - {NOT_SUPPORTED})
 
 
-def _is_implausible(field: int | Refusal) -> bool:
-    return isinstance(field, Refusal) and field.e == IMPLAUSIBLE
+def _is_implausible(field: int | NvmlRefusal) -> bool:
+    return isinstance(field, NvmlRefusal) and field.e == IMPLAUSIBLE
 
 
 def _sample(gpu: _Gpu, absence: GpuState | None, host: HostSample | None) -> GpuSample:
@@ -251,7 +251,7 @@ def _sample(gpu: _Gpu, absence: GpuState | None, host: HostSample | None) -> Gpu
         state = absence
     elif NO_PERMISSION in (gpu.free.code, gpu.util.code):
         state = GpuState.DENIED
-    elif free.status is Status.UNSUPPORTED:
+    elif free.status is ReadingStatus.UNSUPPORTED:
         state = GpuState.UNSUPPORTED
     elif free.value is None and gpu.util.value is None:
         state = GpuState.UNKNOWN

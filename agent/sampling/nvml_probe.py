@@ -71,7 +71,7 @@ class Progress:
         struct.pack_into("<I", self._map, 12, 0)
 
 
-class Driver:
+class NvmlLibrary:
     """The binding, the library, and the handles of the GPUs by UUID. ``library`` is the one to use, empty for what the
     linker finds."""
 
@@ -217,7 +217,7 @@ def library_path() -> str | None:
         return next((line.split(maxsplit=5)[5].strip() for line in maps if "libnvidia-ml.so" in line), None)
 
 
-def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
+def answer(driver: NvmlLibrary, request: dict[str, Any]) -> dict[str, Any]:
     """The reply to one request, without its id."""
     op = request["op"]
     if op == "hello":
@@ -234,7 +234,7 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"unknown op {op!r}")
 
 
-def serve(driver: Driver, requests: BinaryIO, replies: BinaryIO) -> None:
+def serve(driver: NvmlLibrary, requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer requests until there are no more, or until asked to quit."""
     while line := requests.readline(LINE_MOST):
         request = json.loads(line)
@@ -270,7 +270,7 @@ def main() -> None:
         return
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    driver = Driver(asked["--nvml"], asked.get("--library", ""), Progress(asked["--progress"]))
+    driver = NvmlLibrary(asked["--nvml"], asked.get("--library", ""), Progress(asked["--progress"]))
     try:
         serve(driver, sys.stdin.buffer, replies)
     finally:

@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Family, Histogram
-from agent.sampling.nvml_states import MISMATCH, Cause, Changed, ProbeState
+from agent.sampling.nvml_states import MISMATCH, Absence, ProbeState, StateChanged
 
 REPEAT_MS: Final = 3_600_000
 STDERR_LINES: Final = 5
@@ -16,8 +16,8 @@ STDERR_CHARS: Final = 200
 MINUTE_MS: Final = 60_000
 OP_SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 CURES: Final = {
-    Cause.BINDING: "install nvidia-ml-py >= 12.560.30 and nothing else that provides pynvml",
-    Cause.DENIED: "access to the GPUs was denied or revoked: check the device files, recreate the container",
+    Absence.BINDING: "install nvidia-ml-py >= 12.560.30 and nothing else that provides pynvml",
+    Absence.DENIED: "access to the GPUs was denied or revoked: check the device files, recreate the container",
 }
 
 
@@ -41,7 +41,7 @@ class ProbeReport:
         for part in (self.restarts, self.errors, self.seconds):
             yield from part.collect()
 
-    def changed(self, change: Changed, culprit: dict[str, object], now: int) -> None:
+    def changed(self, change: StateChanged, culprit: dict[str, object], now: int) -> None:
         """The process changed its state; ``culprit`` names the call that was at work, if any."""
         code = change.code or None
         known = {name: value for name, value in ({"code": code} | culprit).items() if value is not None}
@@ -59,24 +59,24 @@ class ProbeReport:
             case _:
                 pass
 
-    def _absent(self, cause: Cause, code: int, known: dict[str, object], now: int) -> None:
+    def _absent(self, cause: Absence, code: int, known: dict[str, object], now: int) -> None:
         event = {
-            Cause.CRASH: "sampling.probe_crashed",
-            Cause.HANG: "sampling.probe_crashed",
-            Cause.RECYCLE: "sampling.probe_recycled",
-            Cause.BINDING: "sampling.binding_shadowed",
-            Cause.DENIED: "sampling.access_revoked",
-            Cause.INIT: "sampling.probe_refused",
+            Absence.CRASH: "sampling.probe_crashed",
+            Absence.HANG: "sampling.probe_crashed",
+            Absence.RECYCLE: "sampling.probe_recycled",
+            Absence.BINDING: "sampling.binding_shadowed",
+            Absence.DENIED: "sampling.access_revoked",
+            Absence.INIT: "sampling.probe_refused",
         }[cause]
         if code == MISMATCH:
             event, known = "sampling.reboot_pending", known | {"cure": "reload the driver or reboot"}
         told = self._told.get(event)
-        if cause not in (Cause.CRASH, Cause.HANG) and told is not None and now - told < REPEAT_MS:
+        if cause not in (Absence.CRASH, Absence.HANG) and told is not None and now - told < REPEAT_MS:
             return
         self._told[event] = now
         if cause in CURES:
             known = known | {"cure": CURES[cause]}
-        if cause is Cause.BINDING:
+        if cause is Absence.BINDING:
             known = known | {"found": self._library}
         severe = cause in CURES or code == MISMATCH
         (self._log.error if severe else self._log.warning)(event, cause=cause.value, **known)

@@ -26,7 +26,7 @@ class ProbeState(Enum):
     ENDED = "ended"
 
 
-class Cause(Enum):
+class Absence(Enum):
     """Why the process is not there: each has its own wait before the next start."""
 
     CRASH = "crash"
@@ -57,15 +57,15 @@ class ProbeTimes:
     binding_ms: tuple[int, int] = (300_000, 300_000)
     well_ms: int = 600_000
 
-    def wait(self, cause: Cause, failures: int) -> int:
+    def wait(self, cause: Absence, failures: int) -> int:
         """The wait before start number ``failures`` + 1: it doubles from the first to the second figure."""
         least, most = {
-            Cause.CRASH: self.crash_ms,
-            Cause.HANG: self.hang_ms,
-            Cause.INIT: self.init_ms,
-            Cause.DENIED: self.init_ms,
-            Cause.BINDING: self.binding_ms,
-            Cause.RECYCLE: (0, 0),
+            Absence.CRASH: self.crash_ms,
+            Absence.HANG: self.hang_ms,
+            Absence.INIT: self.init_ms,
+            Absence.DENIED: self.init_ms,
+            Absence.BINDING: self.binding_ms,
+            Absence.RECYCLE: (0, 0),
         }[cause]
         return min(most, least << min(20, failures - 1))
 
@@ -84,20 +84,20 @@ class HelloAnswered(Struct, frozen=True):
     code: int = 0
 
 
-class Asked(Struct, frozen=True):
+class QuestionSent(Struct, frozen=True):
     """A question was sent; the answer is wanted within ``within_ms``."""
 
     within_ms: int
 
 
-class Answered(Struct, frozen=True):
+class ReplyReceived(Struct, frozen=True):
     """The outstanding question was answered."""
 
 
 class Unwanted(Struct, frozen=True):
     """The process must go: it broke the protocol, its library is beyond use, or access was revoked."""
 
-    cause: Cause
+    cause: Absence
 
 
 class Exited(Struct, frozen=True):
@@ -111,11 +111,20 @@ class EndRequested(Struct, frozen=True):
     """The daemon ends."""
 
 
-class TimePassed(Struct, frozen=True):
+class WaitPassed(Struct, frozen=True):
     """``deadline`` was reached."""
 
 
-Event = HardwareSeen | HelloAnswered | Asked | Answered | Unwanted | Exited | EndRequested | TimePassed
+Event = (
+    HardwareSeen
+    | HelloAnswered
+    | QuestionSent
+    | ReplyReceived
+    | Unwanted
+    | Exited
+    | EndRequested
+    | WaitPassed
+)
 
 
 class Start(Struct, frozen=True):
@@ -134,15 +143,15 @@ class Kill(Struct, frozen=True):
     """Send SIGKILL."""
 
 
-class Changed(Struct, frozen=True):
+class StateChanged(Struct, frozen=True):
     """Tell people: the state is ``state`` now, by ``cause`` if something failed. ``code`` is the driver's."""
 
     state: ProbeState
-    cause: Cause | None = None
+    cause: Absence | None = None
     code: int = 0
 
 
-Action = Start | Quit | Terminate | Kill | Changed
+Action = Start | Quit | Terminate | Kill | StateChanged
 
 NO_PERMISSION: Final = 4
 MISMATCH: Final = 18
@@ -163,8 +172,8 @@ def more_telling(one: int, other: int) -> int:
     return min(one, other, key=dullness)
 
 
-def _cause_of(code: int) -> Cause:
-    return {BINDING_MISSING: Cause.BINDING, NO_PERMISSION: Cause.DENIED}.get(code, Cause.INIT)
+def _cause_of(code: int) -> Absence:
+    return {BINDING_MISSING: Absence.BINDING, NO_PERMISSION: Absence.DENIED}.get(code, Absence.INIT)
 
 
 class Supervisor:
@@ -179,7 +188,7 @@ class Supervisor:
         self.alive = False
         self.served = False
         self.code = 0
-        self.cause: Cause | None = None
+        self.cause: Absence | None = None
         self._failures = 0
         self._ready_ms = 0
         self._greeted = False
@@ -194,10 +203,10 @@ class Supervisor:
                 return self._hardware(event, now)
             case HelloAnswered():
                 return self._hello(event.code, now)
-            case Asked():
+            case QuestionSent():
                 self._asked_ms, self.deadline = now, now + event.within_ms
                 return []
-            case Answered():
+            case ReplyReceived():
                 return self._answered()
             case Unwanted():
                 return self._stop(event.cause, now) if self._serving() else []
@@ -205,7 +214,7 @@ class Supervisor:
                 return self._exited(event.more, now)
             case EndRequested():
                 return self._end(now)
-            case TimePassed():
+            case WaitPassed():
                 due = self.deadline is not None and now >= self.deadline
                 return self._late(now) if due else []
 
@@ -252,18 +261,18 @@ class Supervisor:
             self.deadline = max(now, self._asked_ms + self._times.hung_ms)
             return changed
         if self.state in (ProbeState.STARTING, ProbeState.HUNG):
-            return self._stop(Cause.HANG, now)
+            return self._stop(Absence.HANG, now)
         if self.state is ProbeState.BACKOFF:
             return self._start(now)
         return self._next_step(now)
 
-    def _stop(self, cause: Cause, now: int) -> list[Action]:
+    def _stop(self, cause: Absence, now: int) -> list[Action]:
         """A process that answers is asked first, one that does not is terminated; then patience, then SIGKILL."""
         times = self._times
         self._forgive(now)
         self.cause = cause
         asked: list[tuple[Action, int]] = [(Quit(), times.quit_ms), (Terminate(), times.grace_ms)]
-        if cause is Cause.HANG:
+        if cause is Absence.HANG:
             asked = [(Terminate(), times.grace_hung_ms)]
         self._steps = [*asked, (Kill(), times.kill_ms)]
         self._then = ProbeState.BACKOFF
@@ -303,14 +312,14 @@ class Supervisor:
             return self._to(ProbeState.ENDED)
         if self._serving():
             self._forgive(now)
-            self.cause = Cause.CRASH
-        if more and not self._greeted and self.cause is not Cause.BINDING:
+            self.cause = Absence.CRASH
+        if more and not self._greeted and self.cause is not Absence.BINDING:
             return self._start(now)
         if self._refused:
             self.code, self._refused = self._refused, 0
             self.cause = _cause_of(self.code)
-        cause = self.cause or Cause.CRASH
-        if cause is not Cause.RECYCLE:
+        cause = self.cause or Absence.CRASH
+        if cause is not Absence.RECYCLE:
             self._failures += 1
         changed = self._to(ProbeState.BACKOFF)
         wait = self._times.wait(cause, max(1, self._failures))
@@ -323,4 +332,4 @@ class Supervisor:
             return []
         self.state = state
         failed = self.cause if state not in (ProbeState.READY, ProbeState.OFF) else None
-        return [Changed(state=state, cause=failed, code=self.code)]
+        return [StateChanged(state=state, cause=failed, code=self.code)]

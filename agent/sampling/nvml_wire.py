@@ -22,17 +22,17 @@ SENTINELS: Final = frozenset(
 """What the library says for "not available"."""
 
 
-class Refusal(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class NvmlRefusal(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A field that could not be read, and the code of the reason."""
 
     e: int
 
 
-Field = int | str | Refusal | None
+Field = int | str | NvmlRefusal | None
 Fields = dict[str, Field]
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class NvmlReply(Struct, frozen=True, kw_only=True):
     """One reply. ``t`` is boot ms at its end, ``dt_us`` how long it took; ``gpu`` has the fields of each GPU by UUID;
     ``unreadable`` counts GPUs that did not tell theirs."""
 
@@ -53,14 +53,14 @@ class Reply(Struct, frozen=True, kw_only=True):
     unreadable_e: int | None = None
 
 
-_DECODER: Final = msgspec.json.Decoder(Reply)
+_DECODER: Final = msgspec.json.Decoder(NvmlReply)
 
 
 def encode_request(number: int, op: str, **arguments: object) -> bytes:
     return msgspec.json.encode({"id": number, "op": op, **arguments}) + b"\n"
 
 
-def decode_reply(line: bytes, number: int) -> Reply:
+def decode_reply(line: bytes, number: int) -> NvmlReply:
     """The reply to request ``number``. Raises ``RemoteFault``."""
     try:
         reply = _DECODER.decode(line)
@@ -71,13 +71,13 @@ def decode_reply(line: bytes, number: int) -> Reply:
     return reply
 
 
-def number_of(fields: Fields, name: str, least: int, most: int) -> int | Refusal:
+def number_of(fields: Fields, name: str, least: int, most: int) -> int | NvmlRefusal:
     """A whole number in ``least..most``; a sentinel, a missing or an odd value is implausible."""
     value = fields.get(name)
-    if isinstance(value, Refusal):
+    if isinstance(value, NvmlRefusal):
         return value
     if not isinstance(value, int) or value in SENTINELS or not least <= value <= most:
-        return Refusal(IMPLAUSIBLE)
+        return NvmlRefusal(IMPLAUSIBLE)
     return value
 
 

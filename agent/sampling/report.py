@@ -9,7 +9,7 @@ from typing import Final
 
 from agent.observe.log import Log
 from agent.observe.metrics import Family, Labels, gauge_family
-from router_core.pressure.machine import Notify
+from router_core.pressure.machine import NotifyLevel
 from router_core.pressure.samples import GpuStanding, Sampled
 from router_core.record.state import Level
 
@@ -28,7 +28,7 @@ class SamplingReport:
         self._silent_told_ms: int | None = None
         self._latest: Sampled | None = None
 
-    def notify(self, note: Notify) -> None:
+    def notify(self, note: NotifyLevel) -> None:
         """A level changed: one line, at most six a minute for one signal, the rest counted in the next line. That
         a signal was first seen at rest is not told."""
         change = note.transition

@@ -28,7 +28,7 @@ class Floor(Struct, frozen=True, array_like=True):
     proof: Sealed | None = None
 
 
-class Marks:
+class MarkFiles:
     """``epoch`` and ``floors`` below one state folder. ``aside`` hears of each file of a newer version."""
 
     def __init__(self, state: Path, aside: Aside = quietly) -> None:

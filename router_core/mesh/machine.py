@@ -17,7 +17,7 @@ from router_core.mesh.protocol.messages import ByeCode, Heard, Recs
 from router_core.mesh.records.flush import flush
 from router_core.mesh.records.publisher import Me
 from router_core.mesh.records.saved import Saved
-from router_core.mesh.status import Picture, picture
+from router_core.mesh.status import MeshStatus, picture
 from router_core.mesh.steps import intake, link_life, upkeep
 from router_core.mesh.steps.roster import roster_changed
 from router_core.policy.mesh import MeshPolicy
@@ -59,7 +59,7 @@ class Mesh:
     def mesh_id(self) -> MeshId:
         return self.parts.mesh_id
 
-    def picture(self, now: int) -> Picture:
+    def picture(self, now: int) -> MeshStatus:
         """A copy of what is known, for status pages and tests."""
         return picture(self.parts, now)
 

@@ -27,10 +27,10 @@ from router_core.mesh.protocol.messages import (
     encode_wants,
 )
 from router_core.mesh.records.flush import flush_delay_ms
-from router_core.mesh.records.origin import Held, Origin
+from router_core.mesh.records.origin import HeldRecord, Origin
 from router_core.mesh.records.publisher import Me, Publisher
 from router_core.mesh.records.receiver import Receiver
-from router_core.mesh.records.saved import Floor, Saved
+from router_core.mesh.records.saved import RecordFloor, Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.crypto import Signer, Verifier
 from router_core.record.membership import Liveness
@@ -60,7 +60,7 @@ class Parts:
         self.hearsay = Hearsay()
         self.gap = ObserverGap(policy, now)
         self.solitude = Solitude(policy, now)
-        self.floors: dict[Id16, Floor] = {Id16(floor.id16): floor for floor in saved.floors}
+        self.floors: dict[Id16, RecordFloor] = {Id16(floor.id16): floor for floor in saved.floors}
         self.addresses: dict[Id16, tuple[Address, ...]] = {
             Id16(known.id16): known.addrs for known in saved.addresses
         }
@@ -93,7 +93,7 @@ class Parts:
     def others_alive(self) -> int:
         return sum(origin.state in ALIVE for origin in self.origins.values())
 
-    def newest(self, slot: Slot) -> Held | None:
+    def newest(self, slot: Slot) -> HeldRecord | None:
         """The record of a slot that may be sent: nothing of those gone."""
         origin_id, kind = slot
         if origin_id == self.me.id16:
@@ -122,7 +122,7 @@ class Parts:
     def mark(self, link: Link, slot: Slot, now: int, *, urgent: bool) -> None:
         link.mark(slot, now + flush_delay_ms(self.policy, self.rng, urgent))
 
-    def broadcast(self, records: Sequence[Held], now: int) -> None:
+    def broadcast(self, records: Sequence[HeldRecord], now: int) -> None:
         """Own records go at once to every link that can take them."""
         if not records:
             return

@@ -9,7 +9,7 @@ from router_core.record.stamp import Stamp
 from router_core.record.state import Kind
 
 
-class MemberPicture(Struct, frozen=True, kw_only=True):
+class MemberStatus(Struct, frozen=True, kw_only=True):
     """One other member. ``state`` is None if nothing was ever heard of it; stamps are None for what is not held.
     ``conflict_ms`` is how long it is still taken for one identity in several places, ``behind_ms`` for one whose disk
     fell behind, ``quarantine_ms`` how long nothing of it is taken at all; ``link_fault`` is why the last link to it ended unplanned, None once one is up."""
@@ -29,7 +29,7 @@ class MemberPicture(Struct, frozen=True, kw_only=True):
     quarantine_ms: int
 
 
-class LinkPicture(Struct, frozen=True, kw_only=True):
+class LinkStatus(Struct, frozen=True, kw_only=True):
     link: int
     peer: Id16
     phase: str
@@ -39,7 +39,7 @@ class LinkPicture(Struct, frozen=True, kw_only=True):
     dirty: int
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class MeshStatus(Struct, frozen=True, kw_only=True):
     """The whole machine at one moment. ``epoch``, ``seq`` are the own newest; ``lonely`` marks the view isolated."""
 
     id16: Id16
@@ -50,14 +50,14 @@ class Picture(Struct, frozen=True, kw_only=True):
     conflicted: bool
     degraded: bool
     exhausted: bool
-    members: tuple[MemberPicture, ...]
-    links: tuple[LinkPicture, ...]
+    members: tuple[MemberStatus, ...]
+    links: tuple[LinkStatus, ...]
     counts: tuple[tuple[str, str, int], ...]
 
 
-def picture(parts: Parts, now: int) -> Picture:
+def picture(parts: Parts, now: int) -> MeshStatus:
     publisher = parts.publisher
-    return Picture(
+    return MeshStatus(
         id16=parts.me.id16,
         epoch=publisher.epoch,
         inst=publisher.inst,
@@ -68,7 +68,7 @@ def picture(parts: Parts, now: int) -> Picture:
         exhausted=publisher.exhausted,
         members=tuple(_member(parts, id16, now) for id16 in sorted(parts.origins)),
         links=tuple(
-            LinkPicture(
+            LinkStatus(
                 link=link.id,
                 peer=link.peer,
                 phase=link.phase.value,
@@ -85,11 +85,11 @@ def picture(parts: Parts, now: int) -> Picture:
     )
 
 
-def _member(parts: Parts, id16: Id16, now: int) -> MemberPicture:
+def _member(parts: Parts, id16: Id16, now: int) -> MemberStatus:
     origin = parts.origins[id16]
     up = [link for link in parts.links_to(id16) if link.is_up]
     stamps = [held.stamp if (held := origin.held(kind)) else None for kind in (Kind.V, Kind.S, Kind.L)]
-    return MemberPicture(
+    return MemberStatus(
         id16=id16,
         state=origin.state,
         confirmed=origin.confirmed,

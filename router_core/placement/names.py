@@ -16,7 +16,7 @@ _NAMES_COMPARED = 512
 _ALIKE = 0.3
 
 
-class Asked(Struct, frozen=True, gc=False, kw_only=True):
+class ModelName(Struct, frozen=True, gc=False, kw_only=True):
     """A model name, normalised. ``tagged`` is the form in which Ollama's offerings are compared."""
 
     name: str
@@ -24,7 +24,7 @@ class Asked(Struct, frozen=True, gc=False, kw_only=True):
     digest: bytes | None = None
 
 
-def parse_model_name(text: str) -> Asked | None:
+def parse_model_name(text: str) -> ModelName | None:
     """``text`` as a normalised model name, or None if it is none.
 
     A registry host in front is case-folded; the default registry and its ``library/`` are dropped; a trailing
@@ -44,7 +44,7 @@ def parse_model_name(text: str) -> Asked | None:
     if not text:
         return None
     tagged = text if ":" in text.rpartition("/")[2] else text + _DEFAULT_TAG
-    return Asked(name=text, tagged=tagged, digest=digest)
+    return ModelName(name=text, tagged=tagged, digest=digest)
 
 
 def nearest(name: str, offered: Iterable[str], most: int) -> tuple[str, ...]:

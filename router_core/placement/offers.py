@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import Need, closed
 from router_core.placement.fleet import Fleet
-from router_core.placement.names import Asked, parse_model_name
+from router_core.placement.names import ModelName, parse_model_name
 from router_core.placement.rows import Row, RowKey
 from router_core.policy.placement import PlacementPolicy
 
@@ -66,7 +66,7 @@ def offer_of(asked: str, fleet: Fleet, policy: PlacementPolicy) -> Offer | None:
     return None if name is None else Offer(resolved=name.name, senses=(_sense(name, fleet),))
 
 
-def _sense(name: Asked, fleet: Fleet, cost: float = 0.0) -> Sense:
+def _sense(name: ModelName, fleet: Fleet, cost: float = 0.0) -> Sense:
     rows = fleet.offered(name.name, name.tagged, name.digest)
     return Sense(rows=rows, digest=name.digest, cost=cost)
 

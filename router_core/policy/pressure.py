@@ -78,7 +78,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class LevelRule:
     """One level (1..3) of one signal: entered at ``enter`` for ``hold_in_ms``, left at ``exit`` for
     ``hold_out_ms``."""
 
@@ -90,7 +90,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SignalRow:
     """One signal. ``resource`` is the name of a resource code; ``score`` holds the values scored 0 and 1, None
     makes the row a flag, scored by its level."""
 
@@ -99,7 +99,7 @@ class Row:
     unit: str
     filtering: Filtering
     danger: Danger
-    rules: tuple[Rule, ...]
+    rules: tuple[LevelRule, ...]
     score: tuple[Bound, Bound] | None
 
     @property
@@ -108,7 +108,7 @@ class Row:
         return self.resource in GPU_RESOURCES
 
 
-def row_faults(row: Row) -> list[str]:
+def row_faults(row: SignalRow) -> list[str]:
     """Everything that makes ``row`` contradict itself, in words; empty if it is sound."""
     faults = []
     for rule in row.rules:
@@ -149,7 +149,7 @@ class PressurePolicy:
     """The rows in force. A table that contradicts itself is refused with every fault named."""
 
     profile: str
-    rows: tuple[Row, ...]
+    rows: tuple[SignalRow, ...]
 
     def __post_init__(self) -> None:
         faults = [fault for row in self.rows for fault in row_faults(row)]
@@ -158,7 +158,7 @@ class PressurePolicy:
         if faults:
             raise LocalMisuse("broken pressure policy: " + "; ".join(faults))
 
-    def row(self, signal: str) -> Row | None:
+    def row(self, signal: str) -> SignalRow | None:
         return next((row for row in self.rows if row.signal == signal), None)
 
 
@@ -189,7 +189,7 @@ def with_overrides(
 
 def overridden_rows(
     table: PressurePolicy, overrides: Iterable[RuleOverride], off: Iterable[str]
-) -> tuple[tuple[Row, ...], list[str]]:
+) -> tuple[tuple[SignalRow, ...], list[str]]:
     """The rows of ``with_overrides``, and what is wrong with them."""
     asked = list(overrides)
     silenced = frozenset(off)
@@ -215,7 +215,7 @@ def overridden_rows(
     return tuple(rows), faults
 
 
-def _overridden(rule: Rule | None, override: RuleOverride) -> Rule | None:
+def _overridden(rule: LevelRule | None, override: RuleOverride) -> LevelRule | None:
     enter = override.enter if override.enter is not None else rule.enter if rule else None
     leave = override.exit if override.exit is not None else rule.exit if rule else None
     hold_in = override.hold_in_ms if override.hold_in_ms is not None else rule.hold_in_ms if rule else None
@@ -224,12 +224,12 @@ def _overridden(rule: Rule | None, override: RuleOverride) -> Rule | None:
     )
     if enter is None or leave is None or hold_in is None or hold_out is None:
         return None
-    return Rule(level=override.level, enter=enter, hold_in_ms=hold_in, exit=leave, hold_out_ms=hold_out)
+    return LevelRule(level=override.level, enter=enter, hold_in_ms=hold_in, exit=leave, hold_out_ms=hold_out)
 
 
-def _rules(*numbers: tuple[int, Bound, float, Bound, float]) -> tuple[Rule, ...]:
+def _rules(*numbers: tuple[int, Bound, float, Bound, float]) -> tuple[LevelRule, ...]:
     return tuple(
-        Rule(
+        LevelRule(
             level=level,
             enter=enter,
             hold_in_ms=round(hold_in * 1000),
@@ -258,9 +258,9 @@ def _percent(
     lo: float,
     hi: float,
     *numbers: tuple[int, float, float, float, float],
-) -> Row:
+) -> SignalRow:
     rules = _rules(*((level, _plain(a), i, _plain(b), o) for level, a, i, b, o in numbers))
-    return Row(
+    return SignalRow(
         signal=signal, resource=resource, unit="%", filtering=filtering, danger=Danger.ABOVE, rules=rules,
         score=(_plain(lo), _plain(hi)),
     )  # fmt: skip
@@ -268,19 +268,19 @@ def _percent(
 
 def _psi(
     signal: str, resource: str, lo: float, hi: float, *numbers: tuple[int, float, float, float, float]
-) -> Row:
+) -> SignalRow:
     return _percent(signal, resource, _PSI, lo, hi, *numbers)
 
 
 def _mean(
     signal: str, resource: str, lo: float, hi: float, *numbers: tuple[int, float, float, float, float]
-) -> Row:
+) -> SignalRow:
     return _percent(signal, resource, _EWMA, lo, hi, *numbers)
 
 
-def _vram_free(floor: float, share: float) -> Row:
+def _vram_free(floor: float, share: float) -> SignalRow:
     enter = Bound(floor=floor, share=share)
-    return Row(
+    return SignalRow(
         signal="vram.free",
         resource="vram",
         unit="B",
@@ -291,8 +291,8 @@ def _vram_free(floor: float, share: float) -> Row:
     )
 
 
-def _memory_avail(floor: float, high: float, critical: float) -> Row:
-    return Row(
+def _memory_avail(floor: float, high: float, critical: float) -> SignalRow:
+    return SignalRow(
         signal="memory.avail",
         resource="memory",
         unit="B",
@@ -306,7 +306,7 @@ def _memory_avail(floor: float, high: float, critical: float) -> Row:
     )
 
 
-_MEMORY_OOM: Final = Row(
+_MEMORY_OOM: Final = SignalRow(
     signal="memory.oom",
     resource="memory",
     unit="kills",
@@ -316,7 +316,7 @@ _MEMORY_OOM: Final = Row(
     score=None,
 )
 
-_SWAP_RATE: Final = Row(
+_SWAP_RATE: Final = SignalRow(
     signal="swap.rate",
     resource="swap",
     unit="MiB/s",

@@ -11,9 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from router_core.policy.pressure import UNKNOWN_HELD_MS, Bound, Danger, Row, Rule
+from router_core.policy.pressure import UNKNOWN_HELD_MS, Bound, Danger, LevelRule, SignalRow
 from router_core.pressure.filters import make_filter
-from router_core.pressure.samples import Reading, Status
+from router_core.pressure.samples import Reading, ReadingStatus
 from router_core.record.state import Level
 
 FLAG_SCORES: Final = {Level.NONE: 0.0, Level.ELEVATED: 0.5, Level.HIGH: 1.0, Level.CRITICAL: 1.0}
@@ -61,7 +61,7 @@ class Pressed(Struct, frozen=True, gc=False, kw_only=True):
 class SignalLevel:
     """The machine of one row, of the host or of one GPU. ``level``, ``score`` and ``value`` are None while the signal is unknown."""
 
-    def __init__(self, row: Row, gpu: str | None = None) -> None:
+    def __init__(self, row: SignalRow, gpu: str | None = None) -> None:
         self.row = row
         self.gpu = gpu
         self.level: Level | None = None
@@ -78,7 +78,7 @@ class SignalLevel:
         self._live_ms: int | None = None
         self._halted = False
 
-    def adopt(self, row: Row) -> None:
+    def adopt(self, row: SignalRow) -> None:
         """Go on under new numbers: the level is kept, timers start anew."""
         if row.filtering != self.row.filtering:
             self._filter = make_filter(row.filtering)
@@ -128,10 +128,10 @@ class SignalLevel:
         """Take the signal as it stands at ``now``."""
         self.counts = entry.counts
         status = entry.reading.status
-        if status is Status.UNSUPPORTED:
+        if status is ReadingStatus.UNSUPPORTED:
             return self._forget("unsupported")
         value = self._filtered(entry)
-        if status is Status.UNKNOWN or value is None or not self._bounded(entry.whole):
+        if status is ReadingStatus.UNKNOWN or value is None or not self._bounded(entry.whole):
             return self._unknown(now)
         self._unknown_since = None
         self._whole = entry.whole
@@ -140,7 +140,7 @@ class SignalLevel:
         if before is None:
             self._restart()
             change = self._first(value)
-        elif entry.frozen or status is Status.STALE:
+        elif entry.frozen or status is ReadingStatus.STALE:
             self._halted = True
             change = None
         else:
@@ -218,7 +218,7 @@ class SignalLevel:
         lower = [r.level for r in self.row.rules if r.level < before and not self._left(r, value)]
         return self._change(before, Level(max(lower, default=Level.NONE)), rule.exit if rule else None, held)
 
-    def _risen(self, before: Level, value: float, now: int) -> Rule | None:
+    def _risen(self, before: Level, value: float, now: int) -> LevelRule | None:
         """The highest rule above ``before`` whose enter condition lasted its hold."""
         risen = None
         for rule in self.row.rules:
@@ -251,14 +251,14 @@ class SignalLevel:
             gpu=self.gpu,
         )
 
-    def _rule(self, level: Level) -> Rule | None:
+    def _rule(self, level: Level) -> LevelRule | None:
         return next((rule for rule in self.row.rules if rule.level == level), None)
 
-    def _entered(self, rule: Rule, value: float) -> bool:
+    def _entered(self, rule: LevelRule, value: float) -> bool:
         bound = rule.enter.at(self._whole)
         return bound is not None and (value >= bound if self.row.danger is Danger.ABOVE else value < bound)
 
-    def _left(self, rule: Rule, value: float) -> bool:
+    def _left(self, rule: LevelRule, value: float) -> bool:
         bound = rule.exit.at(self._whole)
         return bound is not None and (value <= bound if self.row.danger is Danger.ABOVE else value > bound)
 

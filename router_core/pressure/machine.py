@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from router_core.policy.pressure import PressurePolicy, Row
+from router_core.policy.pressure import PressurePolicy, SignalRow
 from router_core.pressure.level import Input, Pressed, SignalLevel, Transition
 from router_core.pressure.samples import ResourceState, unsupported
 from router_core.record.state import Level, ResourceCode
@@ -47,11 +47,11 @@ class PolicyChanged(Struct, frozen=True, kw_only=True):
     policy: PressurePolicy
 
 
-class Resumed(Struct, frozen=True, kw_only=True):
+class HostResumed(Struct, frozen=True, kw_only=True):
     """The host was suspended: filters and holds start anew, levels are kept."""
 
 
-class Notify(Struct, frozen=True, kw_only=True):
+class NotifyLevel(Struct, frozen=True, kw_only=True):
     """Tell people that one signal changed its level under ``profile``."""
 
     transition: Transition
@@ -62,8 +62,8 @@ class PublishUrgent(Struct, frozen=True, kw_only=True):
     """The level of a resource changed: tell the mesh now."""
 
 
-Event = SignalsSampled | PolicyChanged | Resumed
-Action = Notify | PublishUrgent
+Event = SignalsSampled | PolicyChanged | HostResumed
+Action = NotifyLevel | PublishUrgent
 
 
 _NO_GPUS: Final[Mapping[str, GpuSignals]] = {}
@@ -101,7 +101,7 @@ class PressureMachine:
                 return self._step(event, now)
             case PolicyChanged():
                 return self._change(event.policy)
-            case Resumed():
+            case HostResumed():
                 for signal in self._every():
                     signal.resume()
                 return []
@@ -131,7 +131,7 @@ class PressureMachine:
             entry = inputs.get(name) or Input(reading=unsupported(now))
             transition = signal.step(entry, now)
             if transition is not None:
-                actions.append(Notify(transition=transition, profile=self.profile))
+                actions.append(NotifyLevel(transition=transition, profile=self.profile))
         return actions
 
     def _change(self, policy: PressurePolicy) -> list[Action]:
@@ -154,7 +154,9 @@ class PressureMachine:
         return [] if _levels(*before) == _levels(self.resources, self.gpus) else [PublishUrgent()]
 
 
-def _adopted(kept: Mapping[str, SignalLevel], rows: Iterable[Row], gpu: str | None) -> dict[str, SignalLevel]:
+def _adopted(
+    kept: Mapping[str, SignalLevel], rows: Iterable[SignalRow], gpu: str | None
+) -> dict[str, SignalLevel]:
     """The signals of ``rows``: those that were there go on under their new numbers."""
     adopted: dict[str, SignalLevel] = {}
     for row in rows:

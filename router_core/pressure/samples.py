@@ -20,7 +20,7 @@ UNKNOWN_PUBLISHED_MS: Final = 10_000
 UNKNOWN_PERIODS: Final = 10
 
 
-class Status(Enum):
+class ReadingStatus(Enum):
     """How far a reading may be trusted, and why not."""
 
     OK = "ok"
@@ -35,34 +35,34 @@ class Reading(Struct, Generic[T], frozen=True, gc=False, kw_only=True):
 
     value: T | None = None
     taken_ms: int = 0
-    status: Status = Status.UNKNOWN
+    status: ReadingStatus = ReadingStatus.UNKNOWN
     code: int = 0
 
 
 def measured(value: T, taken_ms: int) -> Reading[T]:
-    return Reading(value=value, taken_ms=taken_ms, status=Status.OK)
+    return Reading(value=value, taken_ms=taken_ms, status=ReadingStatus.OK)
 
 
 def missing(taken_ms: int, code: int = 0) -> Reading[T]:
     """A value that should be there and is not."""
-    return Reading(taken_ms=taken_ms, status=Status.UNKNOWN, code=code)
+    return Reading(taken_ms=taken_ms, status=ReadingStatus.UNKNOWN, code=code)
 
 
 def unsupported(taken_ms: int, code: int = 0) -> Reading[T]:
     """A value this platform cannot give."""
-    return Reading(taken_ms=taken_ms, status=Status.UNSUPPORTED, code=code)
+    return Reading(taken_ms=taken_ms, status=ReadingStatus.UNSUPPORTED, code=code)
 
 
 def aged(reading: Reading[T], now: int, period_ms: int, *, published: bool) -> Reading[T]:
     """``reading`` as it stands at ``now``: STALE after 1.5 periods (at least 3 s), UNKNOWN after 10 s if it is
     published, else after 10 periods."""
-    if reading.status not in (Status.OK, Status.STALE):
+    if reading.status not in (ReadingStatus.OK, ReadingStatus.STALE):
         return reading
     age = now - reading.taken_ms
     if age > (UNKNOWN_PUBLISHED_MS if published else UNKNOWN_PERIODS * period_ms):
-        return replace(reading, value=None, status=Status.UNKNOWN)
+        return replace(reading, value=None, status=ReadingStatus.UNKNOWN)
     if age > max(STALE_LEAST_MS, STALE_PERIODS * period_ms):
-        return replace(reading, status=Status.STALE)
+        return replace(reading, status=ReadingStatus.STALE)
     return reading
 
 

@@ -10,7 +10,7 @@ none; while something is, the last figure is held in the same way. Our own load 
 from typing import Final
 
 from router_core.pressure.filters import Ewma
-from router_core.pressure.samples import HostSample, Reading, Status, measured, missing, unsupported
+from router_core.pressure.samples import HostSample, Reading, ReadingStatus, measured, missing, unsupported
 
 HELD_MS: Final = 60_000
 TAIL_MS: Final = 1_000
@@ -124,7 +124,7 @@ class GpuSplit:
         """Take the next reading of the GPU's use; one seen before, or none, changes nothing. While ``cooling``,
         its time is ours."""
         now, last = util_pct.taken_ms, self._read_ms
-        if util_pct.status is Status.UNSUPPORTED:
+        if util_pct.status is ReadingStatus.UNSUPPORTED:
             self.external_pct, self.source = unsupported(now), 0
         if util_pct.value is None:
             return

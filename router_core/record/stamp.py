@@ -13,7 +13,7 @@ SEQ_LAST: Final = 2**62
 """At this seq an origin starts a new epoch."""
 
 
-class Verdict(Enum):
+class StampVerdict(Enum):
     """What an arriving record is to this reader."""
 
     NEWER = "newer"
@@ -44,7 +44,7 @@ def judge(
     same_bytes: bool,
     floor: Stamp = ZERO,
     named: bool = False,
-) -> Verdict:
+) -> StampVerdict:
     """The verdict on a record with ``stamp`` and ``inst``.
 
     ``own`` if it speaks of this node; ``held`` and ``held_inst`` the record of that slot here, if any;
@@ -53,11 +53,11 @@ def judge(
     (``inst``) is ``OLDER``: the first is kept and the clone shows at the links.
     """
     if own:
-        return Verdict.OWN
+        return StampVerdict.OWN
     if held is not None and stamp <= held:
         if stamp < held or inst != held_inst:
-            return Verdict.OLDER
-        return Verdict.DUPLICATE if same_bytes else Verdict.EQUIVOCATION
+            return StampVerdict.OLDER
+        return StampVerdict.DUPLICATE if same_bytes else StampVerdict.EQUIVOCATION
     if stamp <= floor and not named:
-        return Verdict.BELOW_FLOOR
-    return Verdict.NEWER
+        return StampVerdict.BELOW_FLOOR
+    return StampVerdict.NEWER

@@ -37,7 +37,7 @@ ADMISSION_STEP: Final = 65_536
 """How far above the known admission a new one may lie, so that nobody exhausts the counter."""
 
 
-class Verdict(Enum):
+class MergeVerdict(Enum):
     """What became of a statement. Only ``ACCEPTED`` changed the roster."""
 
     ACCEPTED = "accepted"
@@ -54,7 +54,7 @@ class Verdict(Enum):
     BAD_SIGNATURE = "bad_signature"
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class RosterEntry(Struct, frozen=True, kw_only=True):
     """All that is held about one subject: at least one endorsement, all of one admission, and its removal."""
 
     endorsements: tuple[Endorsement, ...]
@@ -94,7 +94,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         )
 
 
-def join(left: Entry, right: Entry) -> Entry:
+def join(left: RosterEntry, right: RosterEntry) -> RosterEntry:
     """The least entry that says all that both say of one subject: commutative, associative, idempotent."""
     if left.admission != right.admission:
         return max(left, right, key=lambda entry: entry.admission)
@@ -104,7 +104,7 @@ def join(left: Entry, right: Entry) -> Entry:
         if held is None or _bytes(endorsement) < _bytes(held):
             by_signer[endorsement.signer] = endorsement
     removals = [entry.removal for entry in (left, right) if entry.removal is not None]
-    return Entry(
+    return RosterEntry(
         endorsements=tuple(by_signer[signer] for signer in sorted(by_signer)[:ENDORSERS]),
         removal=min(removals, key=_bytes) if removals else None,
     )
@@ -117,13 +117,13 @@ class Roster:
         self,
         own_key32: bytes,
         mesh_id: MeshId,
-        entries: Mapping[Id16, Entry] | None = None,
+        entries: Mapping[Id16, RosterEntry] | None = None,
         limit: int = limits.ROSTER_DEFAULT,
     ) -> None:
         self.me = id32_of_key(own_key32)
         self.mesh_id = mesh_id
         self.limit = limit
-        self.entries: Mapping[Id16, Entry] = MappingProxyType(dict(sorted((entries or {}).items())))
+        self.entries: Mapping[Id16, RosterEntry] = MappingProxyType(dict(sorted((entries or {}).items())))
         self._key32 = own_key32
         current = [entry.member() for entry in self.entries.values() if not entry.removed]
         self._members = MappingProxyType({member.id16: member for member in current})
@@ -134,17 +134,19 @@ class Roster:
         """Everybody who may speak, this node aside, in order of id."""
         return self._members
 
-    def hear(self, sealed: Sealed, verifier: Verifier, check: CertificateCheck) -> tuple[Verdict, "Roster"]:
+    def hear(
+        self, sealed: Sealed, verifier: Verifier, check: CertificateCheck
+    ) -> tuple[MergeVerdict, "Roster"]:
         """Judge one statement; the roster returned is this one unless the verdict is ``ACCEPTED``."""
         try:
             statement = read_statement(sealed, mesh8_of(self.mesh_id))
         except RemoteFault as fault:
-            return (Verdict.WRONG_MESH if fault.reason == "wrong_mesh" else Verdict.MALFORMED), self
+            return (MergeVerdict.WRONG_MESH if fault.reason == "wrong_mesh" else MergeVerdict.MALFORMED), self
         if statement.signer != id16_of(self.me):
-            return Verdict.NOT_INTRODUCER, self
+            return MergeVerdict.NOT_INTRODUCER, self
         entry = self.entries.get(statement.subject)
         if entry is not None and entry.id32 != statement.id32:
-            return Verdict.ID16_TAKEN, self
+            return MergeVerdict.ID16_TAKEN, self
         if isinstance(statement, Endorsement):
             refused = self._judge_endorsement(statement, entry, check)
         else:
@@ -152,8 +154,8 @@ class Roster:
         if refused is not None:
             return refused, self
         if not verify_statement(statement, self._key32, verifier):
-            return Verdict.BAD_SIGNATURE, self
-        return Verdict.ACCEPTED, self._with(statement, entry)
+            return MergeVerdict.BAD_SIGNATURE, self
+        return MergeVerdict.ACCEPTED, self._with(statement, entry)
 
     def next_admission(self, id32: Id32, claimed: int) -> int:
         """The admission at which this node may endorse ``id32``, whose own file claims ``claimed``: never one
@@ -166,7 +168,7 @@ class Roster:
     def moved(self, mesh_id: MeshId, signer: Signer) -> "Roster":
         """The same members in another mesh: every own statement is signed anew, removals stay removals."""
         by, mesh8 = id16_of(self.me), mesh8_of(mesh_id)
-        entries: dict[Id16, Entry] = {}
+        entries: dict[Id16, RosterEntry] = {}
         for subject, entry in self.entries.items():
             endorsement = endorse(
                 signer,
@@ -187,52 +189,52 @@ class Roster:
                 admission=entry.admission,
                 reason=RemovalReason(entry.removal.reason),
             )
-            entries[subject] = Entry(endorsements=(endorsement,), removal=removal)
+            entries[subject] = RosterEntry(endorsements=(endorsement,), removal=removal)
         return Roster(self._key32, mesh_id, entries, self.limit)
 
     def _judge_endorsement(
-        self, statement: Endorsement, entry: Entry | None, check: CertificateCheck
-    ) -> Verdict | None:
+        self, statement: Endorsement, entry: RosterEntry | None, check: CertificateCheck
+    ) -> MergeVerdict | None:
         """Why the endorsement is not accepted, its signature aside."""
         known = entry.admission if entry is not None else 0
         if entry is not None:
             if statement.admission < known or (statement.admission == known and entry.removed):
-                return Verdict.STALE
+                return MergeVerdict.STALE
             if _joined(entry, statement) == entry:
-                return Verdict.DUPLICATE
+                return MergeVerdict.DUPLICATE
         if statement.admission > known + ADMISSION_STEP:
-            return Verdict.MALFORMED
+            return MergeVerdict.MALFORMED
         found = check(statement.der)
         if isinstance(found, CertFault) or found != statement.id32:
-            return Verdict.BAD_CERT
+            return MergeVerdict.BAD_CERT
         if entry is not None and entry.der != statement.der:
-            return Verdict.CERT_MISMATCH
+            return MergeVerdict.CERT_MISMATCH
         if statement.subject not in self._members and len(self._members) >= self.limit:
-            return Verdict.FULL
+            return MergeVerdict.FULL
         return None
 
-    def _with(self, statement: Endorsement | Removal, entry: Entry | None) -> "Roster":
+    def _with(self, statement: Endorsement | Removal, entry: RosterEntry | None) -> "Roster":
         if isinstance(statement, Endorsement):
-            added = Entry(endorsements=(statement,)) if entry is None else _joined(entry, statement)
+            added = RosterEntry(endorsements=(statement,)) if entry is None else _joined(entry, statement)
         else:
             assert entry is not None
-            added = join(entry, Entry(endorsements=entry.endorsements, removal=statement))
+            added = join(entry, RosterEntry(endorsements=entry.endorsements, removal=statement))
         return Roster(self._key32, self.mesh_id, {**self.entries, statement.subject: added}, self.limit)
 
 
-def _judge_removal(statement: Removal, entry: Entry | None) -> Verdict | None:
+def _judge_removal(statement: Removal, entry: RosterEntry | None) -> MergeVerdict | None:
     """Why the removal is not accepted, its signature aside. It never adds a member."""
     if entry is None or statement.admission > entry.admission:
-        return Verdict.UNKNOWN_SUBJECT
+        return MergeVerdict.UNKNOWN_SUBJECT
     if statement.admission < entry.admission:
-        return Verdict.STALE
+        return MergeVerdict.STALE
     if entry.removed:
-        return Verdict.DUPLICATE
+        return MergeVerdict.DUPLICATE
     return None
 
 
-def _joined(entry: Entry, endorsement: Endorsement) -> Entry:
-    return join(entry, Entry(endorsements=(endorsement,)))
+def _joined(entry: RosterEntry, endorsement: Endorsement) -> RosterEntry:
+    return join(entry, RosterEntry(endorsements=(endorsement,)))
 
 
 def _bytes(statement: Endorsement | Removal) -> tuple[bytes, bytes]:

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from agent.effects.clock import SystemClock
 from agent.effects.tasks import Tasks
-from agent.engines.contract import EndpointStatus, Health, Residency
+from agent.engines.contract import EndpointHealth, EndpointStatus, ResidencyState
 from agent.observe.instruments import LoadMetrics
 from agent.observe.log import Log
-from agent.residency import Listeners, ModelResidency, Sources
+from agent.residency import ModelResidency, ResidencyListeners, ResidencySources
 from agent.settings.manifest import DeclaredModel, EngineKind, Manifest
 from router_core.placement.demand import demand_key
 from router_core.placement.residency.events import Key
@@ -100,8 +100,8 @@ class Node:
         self.tasks = Tasks(lambda name, error: self.watched.crashes.append((name, error)))
         self.residency = ModelResidency(
             self.watched.watch,
-            Sources(fleet=self.fleet, free_mib=self.free_mib, level=lambda: self.level, used={}),
-            Listeners(changed=self.speak, loaded=lambda *told: self.loaded.append(told)),
+            ResidencySources(fleet=self.fleet, free_mib=self.free_mib, level=lambda: self.level, used={}),
+            ResidencyListeners(changed=self.speak, loaded=lambda *told: self.loaded.append(told)),
             leaving=self.leaving,
             clock=clock,
             rng=Random(1),
@@ -133,24 +133,24 @@ class Node:
         held = [
             model.total_bytes or rows.get(names[model.native_id], 0)
             for model in self.status.resident
-            if model.state in (Residency.LOADING, Residency.RESIDENT)
+            if model.state in (ResidencyState.LOADING, ResidencyState.RESIDENT)
         ]
         return self.limit_mib - sum(held) // MIB
 
     def speak(self) -> None:
         self.said.append(set(self.leaving))
 
-    def held(self) -> dict[str, Residency]:
+    def held(self) -> dict[str, ResidencyState]:
         """What is in memory. An engine that had to kill a process to unload its model tells that as a failure."""
         names = {owned.native_id: owned.name for owned in self.status.owned}
         return {
             names.get(model.native_id, ""): model.state
             for model in self.status.resident
-            if model.state is not Residency.FAILED
+            if model.state is not ResidencyState.FAILED
         }
 
     def holds(self, *names: str) -> bool:
-        return self.held() == dict.fromkeys(names, Residency.RESIDENT)
+        return self.held() == dict.fromkeys(names, ResidencyState.RESIDENT)
 
     async def looked(self, times: int) -> None:
         """Wait for some more looks at the engine."""
@@ -166,7 +166,7 @@ class Node:
 @contextlib.asynccontextmanager
 async def living(node: Node) -> AsyncIterator[Node]:
     async with node.watched:
-        await until(lambda: node.status.health is Health.READY and node.status.owned)
+        await until(lambda: node.status.health is EndpointHealth.READY and node.status.owned)
         node.residency.sampled(False)
         driver = asyncio.create_task(node.residency.run())
         try:
@@ -337,7 +337,7 @@ async def test_a_load_in_ollama_is_seen_and_reserved_while_it_lasts(fake: FakeOl
     fake.gate = asyncio.Event()
     async with living(Node(manifest(fake.port, EngineKind.OLLAMA))) as node:
         node.asked = {SMALL.name: 60}
-        await until(lambda: node.held() == {SMALL.name: Residency.LOADING})
+        await until(lambda: node.held() == {SMALL.name: ResidencyState.LOADING})
         assert node.residency.reserved_mib > 300
         assert node.residency.ordering, "what it does to the host is ours"
         fake.gate.set()

@@ -20,7 +20,7 @@ from router_core.record import state
 from router_core.record.codec import decode_volatile, encode, encode_static, encode_volatile
 from router_core.record.envelope import Header, Sealed, read_header, seal, sref_of
 from router_core.record.fit import fit_static, fit_volatile
-from router_core.record.stamp import Stamp, Verdict, judge
+from router_core.record.stamp import Stamp, StampVerdict, judge
 from router_core.record.state import Kind
 from tests.bench.report import Figure, against, emit, wants_json
 from tests.support.sealing import unseal
@@ -230,7 +230,7 @@ def measure() -> list[Figure]:
             held_inst=head.inst,
             same_bytes=True,
         )
-        if verdict is not Verdict.DUPLICATE:
+        if verdict is not StampVerdict.DUPLICATE:
             raise RemoteFault("not_a_duplicate")
 
     encode_us, _, _ = median_us(lambda: encode_volatile(body), 500)

@@ -14,7 +14,7 @@ from agent.settings.values import MESH_PORT
 from router_core import limits
 from router_core.ids import id32_of_key, node_id_of
 from router_core.mesh.protocol import messages
-from router_core.mesh.records.receiver import PENALTIES, Reason
+from router_core.mesh.records.receiver import PENALTIES, DropReason
 from router_core.policy.mesh import MeshPolicy
 from router_core.record import codec, envelope, state
 from router_core.record.crypto import ENDORSE_DOMAIN, RECORD_DOMAIN, REMOVE_DOMAIN
@@ -206,7 +206,7 @@ def test_the_page_tells_the_bounds_of_each_blob() -> None:
 
 def test_the_page_names_every_reason_of_the_receive_pipeline_and_what_follows() -> None:
     told = {plain(row[2]): row[3] for row in table(PAGE, "## Receiving a record")}
-    reasons = {reason.value for reason in Reason} - {Reason.FLOODING.value}
+    reasons = {reason.value for reason in DropReason} - {DropReason.FLOODING.value}
     assert told.keys() == reasons
     assert {reason: code for reason, code in told.items() if code.isupper()} == {
         reason.value: code.name for reason, code in PENALTIES.items()

@@ -10,27 +10,27 @@ from router_core.mesh.membership.liveness import ObserverGap, Solitude
 from router_core.mesh.parts import Crypto
 from router_core.mesh.records.origin import Origin
 from router_core.mesh.records.publisher import Me, Publisher
-from router_core.mesh.records.receiver import Judgement, Reason, Receiver
+from router_core.mesh.records.receiver import DropReason, Judgement, Receiver
 from router_core.mesh.records.saved import Saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import Header, Sealed
-from router_core.record.stamp import Verdict
+from router_core.record.stamp import StampVerdict
 from router_core.record.state import Kind
 
 
 class EpochUnchecked(Receiver):
     """A lower seq is older, whatever the epoch."""
 
-    def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> Verdict:
+    def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> StampVerdict:
         held = origin.held(Kind(header.kind))
         older = held is not None and header.seq <= held.stamp.seq
-        return Verdict.OLDER if older else Verdict.NEWER
+        return StampVerdict.OLDER if older else StampVerdict.NEWER
 
 
 class FloorIgnored(Receiver):
-    def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> Verdict:
+    def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> StampVerdict:
         verdict = super()._stamp_verdict(origin, header, signed)
-        return Verdict.NEWER if verdict is Verdict.BELOW_FLOOR else verdict
+        return StampVerdict.NEWER if verdict is StampVerdict.BELOW_FLOOR else verdict
 
 
 class Unconfirmed(Receiver):
@@ -38,7 +38,7 @@ class Unconfirmed(Receiver):
 
     def judge(self, sealed: Sealed, link: Link | None, now: int) -> Judgement:
         judgement = super().judge(sealed, link, now)
-        if judgement.reason is Reason.ACCEPTED and judgement.origin is not None:
+        if judgement.reason is DropReason.ACCEPTED and judgement.origin is not None:
             judgement.origin.confirmed = True
         return judgement
 

@@ -21,7 +21,7 @@ from agent.identity.routes import Port
 from agent.identity.tls import OwnFiles, TlsContexts
 from agent.mesh.addresses import AddressBook, AddressRules, IpNetwork
 from agent.mesh.door import Door
-from agent.mesh.driver import Driver, Machine, Told
+from agent.mesh.driver import Driver, DriverListeners, Machine
 from agent.mesh.links import DIAL_S
 from agent.settings.values import PeerHint
 from router_core.ids import Id16, MeshId, NodeName, id32_of_key
@@ -114,7 +114,7 @@ class Node:
             source=ip_address(host),
             book=AddressBook(AddressRules(allow=allow, own=frozenset({ip_address(host)})), peers),
             shelf=MemoryShelf() if shelf is None else shelf,
-            told=Told(
+            told=DriverListeners(
                 on_view=on_view,
                 notify=lambda code, fields: self.alarms.append((code, fields)),
                 failed=lambda name, exc: self.failures.append((name, exc)),

@@ -11,7 +11,7 @@ from agent.effects.clock import SystemClock
 from agent.identity.keys import Ed25519Verifier, NodeKey
 from agent.mesh.shelf import MeshShelf
 from agent.settings.values import PeerHint
-from agent.store.marks import Marks
+from agent.store.marks import MarkFiles
 from agent.store.members import PeerFiles
 from router_core.ids import Id16
 from router_core.mesh.machine import Mesh
@@ -51,7 +51,7 @@ class Peer(Node):
         clock = SystemClock()
         state.mkdir(exist_ok=True)
         more.setdefault("allow", (ip_network("127.0.0.0/8"),))
-        shelf = MeshShelf(Marks(state), PeerFiles(state))
+        shelf = MeshShelf(MarkFiles(state), PeerFiles(state))
         self.seen: dict[Id16, ViewChange] = {}
         others = tuple(member for member in roster if member.id16 != who.id16)
         machine = Mesh(

@@ -13,11 +13,11 @@ from agent.identity.listener import Listener, bind
 from agent.identity.routes import Port
 from agent.mesh.addresses import AddressBook, AddressRules
 from agent.mesh.door import Door
-from agent.mesh.driver import Driver, Told
-from agent.mesh.link import Link
+from agent.mesh.driver import Driver, DriverListeners
+from agent.mesh.link import LinkConnection
 from agent.mesh.shelf import MeshShelf
 from agent.settings.values import PeerHint
-from agent.store.marks import Marks
+from agent.store.marks import MarkFiles
 from agent.store.members import PeerFiles
 from router_core.ids import NodeId
 from router_core.mesh.machine import Mesh
@@ -36,7 +36,7 @@ class Overhearing(Driver):
         self.frames: list[bytes] = []
         self.speakers: set[NodeId] = set()
 
-    def heard(self, link: Link, data: bytes) -> None:
+    def heard(self, link: LinkConnection, data: bytes) -> None:
         self.frames.append(data)
         self.speakers.add(self._members[link.peer].node_id)
         super().heard(link, data)
@@ -63,7 +63,7 @@ async def overhearing(base: Path, ip: str, nodes: Sequence[Node]) -> AsyncIterat
         )
     members = member.membership.members
     clock = SystemClock()
-    shelf = MeshShelf(Marks(state), PeerFiles(state))
+    shelf = MeshShelf(MarkFiles(state), PeerFiles(state))
     rules = AddressRules(allow=(ip_network("127.0.0.0/8"),), own=frozenset({ip_address(ip)}))
     driver = Overhearing(
         Mesh(
@@ -79,7 +79,7 @@ async def overhearing(base: Path, ip: str, nodes: Sequence[Node]) -> AsyncIterat
         source=ip_address(ip),
         book=AddressBook(rules, hints),
         shelf=shelf,
-        told=Told(
+        told=DriverListeners(
             on_view=lambda changes: None,
             notify=lambda code, fields: None,
             failed=lambda name, exc: member.failures.append(exc),

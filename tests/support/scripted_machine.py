@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from router_core.ids import Id16
 from router_core.mesh.protocol.actions import Action
 from router_core.mesh.protocol.events import Event
-from router_core.mesh.status import Picture
+from router_core.mesh.status import MeshStatus
 from router_core.record.envelope import Sealed
 
 Reply = Callable[[Event], list[Action]]
@@ -34,8 +34,8 @@ class ScriptedMachine:
     def fresh_state(self, now: int) -> tuple[Sealed | None, list[Action]]:
         return self.sealed, self.fresh_actions
 
-    def picture(self, now: int) -> Picture:
-        return Picture(
+    def picture(self, now: int) -> MeshStatus:
+        return MeshStatus(
             id16=Id16(bytes(16)),
             epoch=1,
             inst=1,

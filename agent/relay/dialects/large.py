@@ -14,7 +14,7 @@ from agent.relay.dialects import ollama, openai, spans, walk
 from agent.relay.dialects import raw as raws
 from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.dialects.raw import NONE, OFF, Inputs, whole
-from agent.relay.dialects.walk import SLICE, Broken, Member, Span, Text
+from agent.relay.dialects.walk import SLICE, Broken, JsonMember, Span, Text
 from router_core import limits
 from router_core.record.state import Dialect
 
@@ -38,7 +38,7 @@ class Large(Struct, frozen=True, kw_only=True):
 
 def read(dialect: Dialect, body: Text, over: Callable[[], bool]) -> Steps[Large | BodyFault]:
     """The facts of ``body``, or why it is ours to refuse."""
-    told: list[Member] = []
+    told: list[JsonMember] = []
     try:
         for member in walk.top(body):
             if member is None:

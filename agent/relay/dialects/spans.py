@@ -10,7 +10,7 @@ import msgspec
 
 from agent.relay.dialects import walk
 from agent.relay.dialects.facts import BodyFault
-from agent.relay.dialects.walk import Broken, Member, Span, Text
+from agent.relay.dialects.walk import Broken, JsonMember, Span, Text
 from router_core import limits
 
 _ESCAPED_LETTER = re.compile(rb"\\u00[46]")
@@ -29,7 +29,7 @@ def suspicious(body: Text, key: bytes = b"model") -> bool:
 
 def find(body: Text, model_key: bytes = b"model") -> tuple[Span, Span | None] | BodyFault:
     """The two spans of a body that is small enough to be walked in one go."""
-    told: list[Member] = []
+    told: list[JsonMember] = []
     try:
         for member in walk.top(body):
             if member is not None:
@@ -41,7 +41,7 @@ def find(body: Text, model_key: bytes = b"model") -> tuple[Span, Span | None] | 
     return among(body, told, model_key)
 
 
-def among(body: Text, told: Iterable[Member], model_key: bytes) -> tuple[Span, Span | None] | BodyFault:
+def among(body: Text, told: Iterable[JsonMember], model_key: bytes) -> tuple[Span, Span | None] | BodyFault:
     """The span of the model's name (the value of ``model_key``) and of the ``pairmesh`` member with one adjoining
     comma, among the members of the top level.
 

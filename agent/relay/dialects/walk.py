@@ -56,7 +56,7 @@ class Broken(Exception):
         self.at = at
 
 
-class Member(Struct, frozen=True, gc=False):
+class JsonMember(Struct, frozen=True, gc=False):
     """One member of an object: its key (empty if longer than any that matters), the span of its value, where the member
     begins and where what follows it (a comma, or the end of the object) stands."""
 
@@ -66,7 +66,7 @@ class Member(Struct, frozen=True, gc=False):
     follows: int
 
 
-def members(text: Text, at: int) -> Generator[Member | None, None, int]:
+def members(text: Text, at: int) -> Generator[JsonMember | None, None, int]:
     """The members of the object that opens at ``at``, in order; returns where it ends. Raises ``Broken``."""
     count = 0
     at = yield from _white(text, at + 1)
@@ -84,7 +84,7 @@ def members(text: Text, at: int) -> Generator[Member | None, None, int]:
         opens = yield from _white(text, at + 1)
         shuts = yield from _value(text, opens)
         at = yield from _white(text, shuts)
-        yield Member(key, (opens, shuts), starts, at)
+        yield JsonMember(key, (opens, shuts), starts, at)
         follows = _byte(text, at)
         if follows == _END:
             return at + 1
@@ -117,7 +117,7 @@ def elements(text: Text, at: int) -> Generator[Span | None, None, int]:
             yield None
 
 
-def top(text: Text) -> Generator[Member | None, None, None]:
+def top(text: Text) -> Generator[JsonMember | None, None, None]:
     """The members of the one object that ``text`` is. Raises ``Broken``."""
     at = yield from _white(text, len(BOM) if text.startswith(BOM) else 0)
     if _byte(text, at) != _OBJECT:
@@ -128,7 +128,7 @@ def top(text: Text) -> Generator[Member | None, None, None]:
         raise Broken(at)
 
 
-def found(walk: Iterator[Member | None]) -> list[Member]:
+def found(walk: Iterator[JsonMember | None]) -> list[JsonMember]:
     """All members of a walk, taken in one go."""
     return [member for member in walk if member is not None]
 

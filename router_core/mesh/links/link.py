@@ -25,7 +25,7 @@ STATE_KINDS: Final = (Kind.S, Kind.V, Kind.L)
 RTTS: Final = 4
 
 
-class Phase(Enum):
+class LinkPhase(Enum):
     GREETING = "greeting"
     SYNCING = "syncing"
     UP = "up"
@@ -45,7 +45,7 @@ class Link:
         self.id = link
         self.peer = peer
         self.dialled = dialled
-        self.phase = Phase.GREETING
+        self.phase = LinkPhase.GREETING
         self.hello: Hello | None = None
         self.hello_at = now
         self.hello_sent_ms: int | None = None
@@ -80,7 +80,7 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        return self.phase is Phase.UP
+        return self.phase is LinkPhase.UP
 
     @property
     def rtt_ms(self) -> int | None:
@@ -97,11 +97,11 @@ class Link:
     def greet(self, hello: Hello, now: int) -> None:
         """The peer's HELLO was found valid."""
         self.hello, self.hello_at = hello, now
-        self.phase, self._phase_at = Phase.SYNCING, now
+        self.phase, self._phase_at = LinkPhase.SYNCING, now
 
     def rise(self, now: int) -> None:
         """The peer's last HAVE chunk is in."""
-        self.phase, self._phase_at, self.up_at = Phase.UP, now, now
+        self.phase, self._phase_at, self.up_at = LinkPhase.UP, now, now
 
     def forgive(self, gap_ms: int) -> None:
         """We slept; the time does not count against the peer."""
@@ -114,9 +114,9 @@ class Link:
     def expired(self, now: int) -> Expiry | None:
         """Whether a limit of the phase has passed."""
         waited = now - self._phase_at
-        if self.phase is Phase.GREETING:
+        if self.phase is LinkPhase.GREETING:
             return Expiry.NO_HELLO if waited >= self._policy.greeting_ms else None
-        if self.phase is Phase.SYNCING:
+        if self.phase is LinkPhase.SYNCING:
             return Expiry.NO_HAVE if waited >= self._policy.syncing_ms else None
         if now - self.heard_at >= self._policy.dead_ms:
             return Expiry.SILENT
@@ -125,7 +125,7 @@ class Link:
         return None
 
     def wants_ping(self, now: int) -> bool:
-        return self.phase is not Phase.GREETING and now >= self._ping_at
+        return self.phase is not LinkPhase.GREETING and now >= self._ping_at
 
     def look_at(self, now: int) -> int:
         """When time alone may change something here; ``now`` for soon."""

@@ -22,7 +22,7 @@ _BADNESS: Final = {
 ALIVE: Final = (Liveness.UNCONFIRMED, Liveness.FRESH, Liveness.LATE, Liveness.SUSPECT)
 
 
-class Evidence(Struct, frozen=True, gc=False, kw_only=True):
+class LivenessEvidence(Struct, frozen=True, gc=False, kw_only=True):
     """What speaks for and against an origin now.
 
     ``age_ms`` is the age of its newest V less the credit for our own stalls (of the first sign of it, if there
@@ -40,7 +40,12 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
 
 
 def judge(
-    evidence: Evidence, was: Liveness, policy: MeshPolicy, *, lonely: bool = False, in_gap: bool = False
+    evidence: LivenessEvidence,
+    was: Liveness,
+    policy: MeshPolicy,
+    *,
+    lonely: bool = False,
+    in_gap: bool = False,
 ) -> Liveness:
     """The next state. A lonely node lets nobody go; within an observer gap nothing worsens.
 
@@ -57,7 +62,7 @@ def gone_after_ms(due_ms: int, policy: MeshPolicy) -> int:
     return max(10 * due_ms, policy.gone_min_ms)
 
 
-def stands_ms(evidence: Evidence, policy: MeshPolicy) -> int | None:
+def stands_ms(evidence: LivenessEvidence, policy: MeshPolicy) -> int | None:
     """How long the verdict on this evidence stands while nothing is heard; None: for ever."""
     age, due = evidence.age_ms, evidence.due_ms
     waits = [gone_after_ms(due, policy) + 1 - age]
@@ -70,7 +75,7 @@ def stands_ms(evidence: Evidence, policy: MeshPolicy) -> int | None:
     return min((wait for wait in waits if wait > 0), default=None)
 
 
-def _by_evidence(evidence: Evidence, was: Liveness, policy: MeshPolicy, keep: bool) -> Liveness:
+def _by_evidence(evidence: LivenessEvidence, was: Liveness, policy: MeshPolicy, keep: bool) -> Liveness:
     age, due = evidence.age_ms, evidence.due_ms
     if was is Liveness.GONE or (age > gone_after_ms(due, policy) and not keep):
         return Liveness.GONE
@@ -83,7 +88,7 @@ def _by_evidence(evidence: Evidence, was: Liveness, policy: MeshPolicy, keep: bo
     return Liveness.FRESH
 
 
-def _is_lost(evidence: Evidence, policy: MeshPolicy) -> bool:
+def _is_lost(evidence: LivenessEvidence, policy: MeshPolicy) -> bool:
     if evidence.broken_ms is not None and (evidence.refused or evidence.broken_ms >= policy.broken_grace_ms):
         return True
     return evidence.lost_ms is not None and evidence.lost_ms >= policy.lost_hold_ms

@@ -155,14 +155,14 @@ class Pong(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     degree_cap: U16 = 0
 
 
-class Endpoint(Struct, frozen=True, gc=False, array_like=True):
+class SocketAddress(Struct, frozen=True, gc=False, array_like=True):
     ip: Annotated[bytes, Meta(min_length=4, max_length=16)]
     port: U16
 
 
-class Alternative(Struct, frozen=True, gc=False, array_like=True):
+class OtherPeer(Struct, frozen=True, gc=False, array_like=True):
     id16: Bytes16
-    endpoints: Annotated[tuple[Endpoint, ...], Meta(max_length=limits.ADDRESSES)] = ()
+    endpoints: Annotated[tuple[SocketAddress, ...], Meta(max_length=limits.ADDRESSES)] = ()
 
 
 class Bye(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
@@ -170,7 +170,7 @@ class Bye(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
     code: U8
     retry_after_ms: U32 = 0
-    alternatives: Annotated[tuple[Alternative, ...], Meta(max_length=8)] = ()
+    alternatives: Annotated[tuple[OtherPeer, ...], Meta(max_length=8)] = ()
 
 
 Message = Hello | Have | Recs | Want | Ping | Pong | Bye

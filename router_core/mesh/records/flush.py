@@ -1,6 +1,6 @@
 """From dirty slots to RECS: what of it goes out now, in which order, within the limits of one flush.
 
-It reads current records through ``Shelf`` and writes nothing but the link's own memory.
+It reads current records through ``NewestRecords`` and writes nothing but the link's own memory.
 """
 
 from random import Random
@@ -9,16 +9,16 @@ from typing import Final, Protocol
 from router_core.mesh.links.link import Link, Slot
 from router_core.mesh.protocol.actions import SendFrame
 from router_core.mesh.protocol.messages import Heard, Recs, encode, pack
-from router_core.mesh.records.origin import Held
+from router_core.mesh.records.origin import HeldRecord
 from router_core.policy.mesh import MeshPolicy
 
 _AGE_MOST: Final = 2**32 - 1
 
 
-class Shelf(Protocol):
+class NewestRecords(Protocol):
     """Where the newest record of a slot lies, and how old it is."""
 
-    def newest(self, slot: Slot) -> Held | None: ...
+    def newest(self, slot: Slot) -> HeldRecord | None: ...
 
     def age_hint_ms(self, slot: Slot, now: int) -> int: ...
 
@@ -31,7 +31,7 @@ def flush_delay_ms(policy: MeshPolicy, rng: Random, urgent: bool) -> int:
     return policy.flush_ms + rng.randint(-spread, spread)
 
 
-def flush(link: Link, shelf: Shelf, policy: MeshPolicy, rng: Random, now: int) -> list[SendFrame]:
+def flush(link: Link, shelf: NewestRecords, policy: MeshPolicy, rng: Random, now: int) -> list[SendFrame]:
     """The frames of one flush. What does not fit stays dirty for the next one.
 
     Slots without a record any more are no longer dirty. ``known`` is raised for exactly what is returned.
@@ -39,7 +39,7 @@ def flush(link: Link, shelf: Shelf, policy: MeshPolicy, rng: Random, now: int) -
     link.flush_at = None
     if link.busy_since is not None:
         return []
-    slots: list[tuple[Slot, Held]] = []
+    slots: list[tuple[Slot, HeldRecord]] = []
     for slot in link.send_order():
         held = shelf.newest(slot)
         if held is None:

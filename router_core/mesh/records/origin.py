@@ -12,15 +12,15 @@ from msgspec import Struct
 from router_core.errors import LocalMisuse, RemoteFault
 from router_core.ids import Id16
 from router_core.mesh.links.bucket import Bucket
-from router_core.mesh.membership.liveness import Evidence
+from router_core.mesh.membership.liveness import LivenessEvidence
 from router_core.mesh.protocol.messages import HaveState
 from router_core.mesh.records.age import Base
 from router_core.mesh.records.keys import key_of
-from router_core.mesh.records.saved import Floor
+from router_core.mesh.records.saved import RecordFloor
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.envelope import DUE_MIN_MS, Header, Sealed, Sref, read_header, sref_of
 from router_core.record.membership import Liveness, Member, ViewChange
-from router_core.record.stamp import ZERO, Stamp, Verdict, judge
+from router_core.record.stamp import ZERO, Stamp, StampVerdict, judge
 from router_core.record.state import Address, Kind, Leave, Static, Volatile
 
 _SEQ_ABOVE_ALL: Final = 2**63 - 1
@@ -28,7 +28,7 @@ _KINDS: Final = (Kind.V, Kind.S, Kind.L)
 Body = Volatile | Static | Leave
 
 
-class Held(Struct, frozen=True, gc=False, kw_only=True):
+class HeldRecord(Struct, frozen=True, gc=False, kw_only=True):
     """One stored record: the bytes as they came, and what its header said."""
 
     sealed: Sealed
@@ -40,7 +40,7 @@ class Held(Struct, frozen=True, gc=False, kw_only=True):
     sref: Sref | None
 
     @classmethod
-    def of(cls, header: Header, sealed: Sealed) -> "Held":
+    def of(cls, header: Header, sealed: Sealed) -> "HeldRecord":
         return cls(
             sealed=sealed,
             kind=Kind(header.kind),
@@ -56,7 +56,12 @@ class Origin:
     """State of one member. ``state`` is None until something was heard of it."""
 
     def __init__(
-        self, member: Member, policy: MeshPolicy, now: int, floor: Floor | None = None, mesh8: bytes = b""
+        self,
+        member: Member,
+        policy: MeshPolicy,
+        now: int,
+        floor: RecordFloor | None = None,
+        mesh8: bytes = b"",
     ) -> None:
         self.member = member
         self.id16: Id16 = member.id16
@@ -81,12 +86,12 @@ class Origin:
         self.quarantined_until = now
         self._quarantine_ms = 0
         self._policy = policy
-        self._held: dict[Kind, Held] = {}
+        self._held: dict[Kind, HeldRecord] = {}
         self._static: Static | None = None
         self._static_sref: Sref | None = None
         self.volatile: Volatile | None = None
         self._floors: dict[Kind, Stamp] = dict.fromkeys(_KINDS, ZERO)
-        self._proof: Held | None = None
+        self._proof: HeldRecord | None = None
         if floor is not None:
             self._floors[Kind.V] = Stamp(floor.v_epoch, floor.v_seq)
             self._floors[Kind.S] = Stamp(floor.s_epoch, floor.s_seq)
@@ -101,10 +106,10 @@ class Origin:
 
     # --- what is held ---
 
-    def held(self, kind: Kind) -> Held | None:
+    def held(self, kind: Kind) -> HeldRecord | None:
         return self._held.get(kind)
 
-    def verdict(self, header: Header, signed: bytes) -> Verdict:
+    def verdict(self, header: Header, signed: bytes) -> StampVerdict:
         """What a record with this header is to us, by stamp alone.
 
         The S that the newest V names passes the floor, and replaces one of another process life at any stamp.
@@ -112,9 +117,9 @@ class Origin:
         kind = Kind(header.kind)
         stamp = Stamp(header.epoch, header.seq)
         if header.epoch < self.epoch:
-            return Verdict.OLDER
+            return StampVerdict.OLDER
         if header.epoch < max(floor.epoch for floor in self._floors.values()):
-            return Verdict.BELOW_FLOOR
+            return StampVerdict.BELOW_FLOOR
         held = self._held.get(kind)
         named = kind is Kind.S and self._is_named(header, signed)
         if named and held is not None and held.inst != header.inst:
@@ -158,10 +163,10 @@ class Origin:
         seqs = [held.stamp.seq if (held := self._held.get(kind)) else 0 for kind in (Kind.S, Kind.V, Kind.L)]
         return HaveState(self.id16, self.epoch, *seqs)
 
-    def floor(self) -> Floor:
+    def floor(self) -> RecordFloor:
         """The floor to persist: nothing held or refused by it may come back to the next process."""
         v, s, left = (max(self._floors[kind], self._stamp(kind)) for kind in _KINDS)
-        return Floor(
+        return RecordFloor(
             id16=self.id16,
             v_epoch=v.epoch,
             v_seq=v.seq,
@@ -173,7 +178,7 @@ class Origin:
         )
 
     @property
-    def proof(self) -> Held | None:
+    def proof(self) -> HeldRecord | None:
         """The newest V or L ever held, else S: what an origin that forgot itself has to be shown."""
         return self._held.get(Kind.V) or self._held.get(Kind.L) or self._held.get(Kind.S) or self._proof
 
@@ -193,7 +198,7 @@ class Origin:
         if header.epoch > self.epoch:
             self._raise_epoch(header.epoch, now)
         before = self._held.get(kind)
-        self._held[kind] = Held.of(header, sealed)
+        self._held[kind] = HeldRecord.of(header, sealed)
         if isinstance(body, Volatile):
             self._base.sample(now, header.mono_ms)
             self.volatile = body
@@ -275,10 +280,10 @@ class Origin:
         v = self._held.get(Kind.V)
         return self._base.age(now, v.mono_ms) if v is not None else None
 
-    def evidence(self, now: int) -> Evidence:
+    def evidence(self, now: int) -> LivenessEvidence:
         v = self._held.get(Kind.V)
         age = self._base.age(now, v.mono_ms) if v is not None else now - self._first_heard
-        return Evidence(
+        return LivenessEvidence(
             age_ms=max(0, age - self.credit_ms),
             due_ms=v.due_ms if v is not None else DUE_MIN_MS,
             confirmed=self.confirmed,
@@ -333,10 +338,10 @@ class Origin:
         )
 
 
-def _read_proof(proof: Sealed | None, mesh8: bytes) -> Held | None:
+def _read_proof(proof: Sealed | None, mesh8: bytes) -> HeldRecord | None:
     if proof is None:
         return None
     try:
-        return Held.of(read_header(proof.signed, mesh8), proof)
+        return HeldRecord.of(read_header(proof.signed, mesh8), proof)
     except RemoteFault:
         return None

@@ -18,7 +18,7 @@ from router_core.mesh.links.bucket import Bucket
 from router_core.mesh.protocol.actions import Persist
 from router_core.mesh.protocol.events import SavedKey
 from router_core.mesh.protocol.messages import HaveState
-from router_core.mesh.records.origin import Held
+from router_core.mesh.records.origin import HeldRecord
 from router_core.mesh.records.saved import encode_epoch
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import encode_leave, encode_static, encode_volatile
@@ -60,7 +60,7 @@ class Publisher:
         self.degraded = False
         self.exhausted = epoch >= EPOCH_LAST
         """An own record of the last epoch was heard or stored: nothing can rise above it."""
-        self._held: dict[Kind, Held] = {}
+        self._held: dict[Kind, HeldRecord] = {}
         self._volatile: Volatile | None = None
         self._static: Static | None = None
         self._sref: Sref | None = None
@@ -194,7 +194,7 @@ class Publisher:
 
     # --- publishing ---
 
-    def publish(self, lonely: bool, lost: tuple[LostLink, ...], now: int) -> list[Held]:
+    def publish(self, lonely: bool, lost: tuple[LostLink, ...], now: int) -> list[HeldRecord]:
         """Seal what is due, S before V. Returns the new records, to be sent at once."""
         if not self.may_speak(now):
             return []
@@ -205,7 +205,7 @@ class Publisher:
         if self._farewell:
             self._farewell = False
             return [self._seal_volatile(lonely, lost, urgent=True, now=now)]
-        out: list[Held] = []
+        out: list[HeldRecord] = []
         first = Kind.V not in self._held
         if first or (self._static_waits and now >= self._static_ready_at(now)):
             self._statics.spend(now, 1)
@@ -217,13 +217,13 @@ class Publisher:
                 self._volatile_at = min(self._volatile_at, now + self._policy.second_volatile_ms)
         return out
 
-    def fresh(self, lonely: bool, lost: tuple[LostLink, ...], now: int) -> Held | None:
+    def fresh(self, lonely: bool, lost: tuple[LostLink, ...], now: int) -> HeldRecord | None:
         """A V of now if one may be published and the bucket allows it."""
         if Kind.V not in self._held or not self.may_speak(now) or not self._urgent.take(now):
             return None
         return self._seal_volatile(lonely, lost, urgent=False, now=now)
 
-    def leave(self, reason: LeaveReason, now: int) -> Held | None:
+    def leave(self, reason: LeaveReason, now: int) -> HeldRecord | None:
         """The last record; None if nothing was ever said in this epoch."""
         spoke = Kind.V in self._held
         held = self._seal(Kind.L, encode_leave(Leave(reason=reason)), now) if spoke else None
@@ -236,7 +236,7 @@ class Publisher:
         self._held.clear()
         self._sref = None
 
-    def _seal_static(self, now: int) -> Held:
+    def _seal_static(self, now: int) -> HeldRecord:
         if self._next is not None:
             (self._volatile, self._static), self._next = self._next, None
         assert self._static is not None
@@ -246,7 +246,9 @@ class Publisher:
         self._static_again = False
         return held
 
-    def _seal_volatile(self, lonely: bool, lost: tuple[LostLink, ...], *, urgent: bool, now: int) -> Held:
+    def _seal_volatile(
+        self, lonely: bool, lost: tuple[LostLink, ...], *, urgent: bool, now: int
+    ) -> HeldRecord:
         assert self._volatile is not None
         flags = self._volatile.flags
         for holds, flag in (
@@ -264,7 +266,7 @@ class Publisher:
             self._urgent_waits = False
         return self._seal(Kind.V, encode_volatile(body), now)
 
-    def _seal(self, kind: Kind, body: bytes, now: int) -> Held:
+    def _seal(self, kind: Kind, body: bytes, now: int) -> HeldRecord:
         self.seq += 1
         volatile = kind is Kind.V
         header = Header(
@@ -281,13 +283,13 @@ class Publisher:
             sref=self._sref if volatile else None,
             body=body,
         )
-        held = Held.of(header, seal(header, self._signer))
+        held = HeldRecord.of(header, seal(header, self._signer))
         self._held[kind] = held
         return held
 
     # --- what others hold of us ---
 
-    def held(self, kind: Kind) -> Held | None:
+    def held(self, kind: Kind) -> HeldRecord | None:
         return self._held.get(kind)
 
     def have(self) -> HaveState | None:

@@ -20,13 +20,13 @@ from router_core.mesh.records.origin import Body, Origin
 from router_core.record.codec import decode_leave, decode_static, decode_volatile
 from router_core.record.crypto import Verifier
 from router_core.record.envelope import Header, Sealed, read_header, verify
-from router_core.record.stamp import Stamp, Verdict
+from router_core.record.stamp import Stamp, StampVerdict
 from router_core.record.state import Kind, Role
 
 MAY_SPEAK: Final = Role.NODE | Role.ROUTER
 
 
-class Reason(Enum):
+class DropReason(Enum):
     """What became of one message or record; the label of its counter."""
 
     ACCEPTED = "accepted"
@@ -54,20 +54,20 @@ class Reason(Enum):
 
 
 PENALTIES: Final = {
-    Reason.TOO_BIG: ByeCode.PROTOCOL,
-    Reason.UNKNOWN_TYPE: ByeCode.PROTOCOL,
-    Reason.MALFORMED: ByeCode.PROTOCOL,
-    Reason.BAD_HEADER: ByeCode.PROTOCOL,
-    Reason.OVER_CAP: ByeCode.PROTOCOL,
-    Reason.WRONG_MESH: ByeCode.WRONG_MESH,
-    Reason.BAD_SIGNATURE: ByeCode.BAD_SIGNATURE,
+    DropReason.TOO_BIG: ByeCode.PROTOCOL,
+    DropReason.UNKNOWN_TYPE: ByeCode.PROTOCOL,
+    DropReason.MALFORMED: ByeCode.PROTOCOL,
+    DropReason.BAD_HEADER: ByeCode.PROTOCOL,
+    DropReason.OVER_CAP: ByeCode.PROTOCOL,
+    DropReason.WRONG_MESH: ByeCode.WRONG_MESH,
+    DropReason.BAD_SIGNATURE: ByeCode.BAD_SIGNATURE,
 }
 """Reasons that end the link they came by. All others are dropped without penalty."""
 
 _DROPPED: Final = {
-    Verdict.DUPLICATE: Reason.DUPLICATE,
-    Verdict.OLDER: Reason.OLDER,
-    Verdict.BELOW_FLOOR: Reason.BELOW_FLOOR,
+    StampVerdict.DUPLICATE: DropReason.DUPLICATE,
+    StampVerdict.OLDER: DropReason.OLDER,
+    StampVerdict.BELOW_FLOOR: DropReason.BELOW_FLOOR,
 }
 _NO_HEADER: Final = "none"
 
@@ -75,7 +75,7 @@ _NO_HEADER: Final = "none"
 class Judgement(Struct, frozen=True, kw_only=True):
     """``header`` from step 4 on; ``origin`` and ``body`` with ``ACCEPTED`` alone."""
 
-    reason: Reason
+    reason: DropReason
     sealed: Sealed
     header: Header | None = None
     origin: Origin | None = None
@@ -104,7 +104,7 @@ class Receiver:
         self.counts[kind, judgement.reason.value] += 1
         return judgement
 
-    def count_message(self, reason: Reason) -> None:
+    def count_message(self, reason: DropReason) -> None:
         """A whole message was refused."""
         self.counts[_NO_HEADER, reason.value] += 1
 
@@ -112,57 +112,57 @@ class Receiver:
         try:
             header = read_header(sealed.signed, self.mesh8)
         except RemoteFault as fault:
-            return Judgement(reason=Reason(fault.reason), sealed=sealed)
+            return Judgement(reason=DropReason(fault.reason), sealed=sealed)
         id16 = Id16(header.id16)
         if id16 == self._own:
             if not self._may_dispute(link, now):
-                return Judgement(reason=Reason.RATE, sealed=sealed, header=header)
+                return Judgement(reason=DropReason.RATE, sealed=sealed, header=header)
             genuine = verify(sealed, self._key32, self._verifier)
-            reason = Reason.OWN if genuine else Reason.BAD_SIGNATURE
+            reason = DropReason.OWN if genuine else DropReason.BAD_SIGNATURE
             return Judgement(reason=reason, sealed=sealed, header=header, verified=True)
         origin = self.origins.get(id16)
         if origin is None:
-            stranger = Reason.REMOVED_ORIGIN if id16 in self.removed else Reason.UNKNOWN_ORIGIN
+            stranger = DropReason.REMOVED_ORIGIN if id16 in self.removed else DropReason.UNKNOWN_ORIGIN
             return Judgement(reason=stranger, sealed=sealed, header=header)
         verdict = self._stamp_verdict(origin, header, sealed.signed)
         refusal = self._refusal(origin, header, verdict, link, now)
         if refusal is not None:
             return Judgement(reason=refusal, sealed=sealed, header=header)
         if not self._is_genuine(origin, sealed):
-            return Judgement(reason=Reason.BAD_SIGNATURE, sealed=sealed, header=header, verified=True)
-        if verdict is Verdict.EQUIVOCATION:
-            return Judgement(reason=Reason.EQUIVOCATION, sealed=sealed, header=header, verified=True)
+            return Judgement(reason=DropReason.BAD_SIGNATURE, sealed=sealed, header=header, verified=True)
+        if verdict is StampVerdict.EQUIVOCATION:
+            return Judgement(reason=DropReason.EQUIVOCATION, sealed=sealed, header=header, verified=True)
         body = _read_body(header)
         if body is None:
             origin.quarantine(now)
             return Judgement(
-                reason=Reason.BAD_BODY, sealed=sealed, header=header, origin=origin, verified=True
+                reason=DropReason.BAD_BODY, sealed=sealed, header=header, origin=origin, verified=True
             )
         return Judgement(
-            reason=Reason.ACCEPTED, sealed=sealed, header=header, origin=origin, body=body, verified=True
+            reason=DropReason.ACCEPTED, sealed=sealed, header=header, origin=origin, body=body, verified=True
         )
 
     def _refusal(
-        self, origin: Origin, header: Header, verdict: Verdict, link: Link | None, now: int
-    ) -> Reason | None:
+        self, origin: Origin, header: Header, verdict: StampVerdict, link: Link | None, now: int
+    ) -> DropReason | None:
         """What stands against the record before its signature is looked at."""
         if not origin.member.roles & MAY_SPEAK:
-            return Reason.NO_ROLE
+            return DropReason.NO_ROLE
         if now < origin.quarantined_until:
-            return Reason.QUARANTINED
+            return DropReason.QUARANTINED
         if link is not None:
             link.raise_known((origin.id16, Kind(header.kind)), Stamp(header.epoch, header.seq))
-        if verdict is Verdict.EQUIVOCATION:
-            return None if self._may_dispute(link, now) else Reason.RATE
+        if verdict is StampVerdict.EQUIVOCATION:
+            return None if self._may_dispute(link, now) else DropReason.RATE
         if (dropped := _DROPPED.get(verdict)) is not None:
             return dropped
-        return None if origin.bucket.take(now) else Reason.RATE
+        return None if origin.bucket.take(now) else DropReason.RATE
 
     def _may_dispute(self, link: Link | None, now: int) -> bool:
         """Own records and equal stamps with other bytes pass by the cheap tests: so few of them are verified."""
         return self.disputes.take(now) if link is None else link.may_dispute(now)
 
-    def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> Verdict:
+    def _stamp_verdict(self, origin: Origin, header: Header, signed: bytes) -> StampVerdict:
         return origin.verdict(header, signed)
 
     def _is_genuine(self, origin: Origin, sealed: Sealed) -> bool:

@@ -21,7 +21,7 @@ from router_core.record.state import U63, Address, Bytes16
 T = TypeVar("T")
 
 
-class Floor(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+class RecordFloor(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     """Stamps of one origin at or below which no record of that kind may come back.
 
     ``proof`` is the newest V or L that was held: an origin that lost its disk starts below the floor, and only its
@@ -38,7 +38,7 @@ class Floor(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     l_seq: U63 = 0
 
 
-class Known(Struct, frozen=True, gc=False, array_like=True):
+class KnownAddresses(Struct, frozen=True, gc=False, array_like=True):
     """Where a peer was reached, newest first."""
 
     id16: Bytes16
@@ -51,12 +51,12 @@ class Saved(Struct, frozen=True, kw_only=True):
     mesh_id: MeshId
     members: tuple[Member, ...] = ()
     epoch: int = 0
-    floors: tuple[Floor, ...] = ()
-    addresses: tuple[Known, ...] = ()
+    floors: tuple[RecordFloor, ...] = ()
+    addresses: tuple[KnownAddresses, ...] = ()
 
 
-_Floors = Annotated[tuple[Floor, ...], Meta(max_length=limits.ROSTER_MAX)]
-_Addresses = Annotated[tuple[Known, ...], Meta(max_length=limits.ROSTER_MAX)]
+_Floors = Annotated[tuple[RecordFloor, ...], Meta(max_length=limits.ROSTER_MAX)]
+_Addresses = Annotated[tuple[KnownAddresses, ...], Meta(max_length=limits.ROSTER_MAX)]
 _EPOCH: Final = msgspec.msgpack.Decoder(U63)
 _FLOORS: Final = msgspec.msgpack.Decoder(_Floors)
 _ADDRESSES: Final = msgspec.msgpack.Decoder(_Addresses)
@@ -66,12 +66,12 @@ def encode_epoch(epoch: int) -> bytes:
     return codec.encode(epoch)
 
 
-def encode_floors(floors: tuple[Floor, ...]) -> bytes:
+def encode_floors(floors: tuple[RecordFloor, ...]) -> bytes:
     return codec.encode(floors)
 
 
 def encode_addresses(addresses: Mapping[Id16, tuple[Address, ...]]) -> bytes:
-    return codec.encode([Known(id16, addrs) for id16, addrs in sorted(addresses.items())])
+    return codec.encode([KnownAddresses(id16, addrs) for id16, addrs in sorted(addresses.items())])
 
 
 def read_saved(

@@ -9,7 +9,7 @@ from typing import Final
 from router_core import limits
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
-from router_core.mesh.links.link import Link, Phase
+from router_core.mesh.links.link import Link, LinkPhase
 from router_core.mesh.parts import Parts
 from router_core.mesh.protocol.actions import Alarm, PauseReading, ResumeReading
 from router_core.mesh.protocol.messages import (
@@ -26,7 +26,7 @@ from router_core.mesh.protocol.messages import (
     decode,
 )
 from router_core.mesh.records.origin import Origin
-from router_core.mesh.records.receiver import PENALTIES, Judgement, Reason
+from router_core.mesh.records.receiver import PENALTIES, DropReason, Judgement
 from router_core.mesh.steps import link_life
 from router_core.mesh.steps.upkeep import refresh
 from router_core.record.envelope import Header, Sealed
@@ -82,8 +82,8 @@ def _take(parts: Parts, link: Link, data: bytes, now: int) -> None:
     try:
         message = decode(data)
     except RemoteFault as fault:
-        _punish(parts, link, Reason(fault.reason), now)
-        parts.receiver.count_message(Reason(fault.reason))
+        _punish(parts, link, DropReason(fault.reason), now)
+        parts.receiver.count_message(DropReason(fault.reason))
         return
     if message is None:
         _useless(parts, link, now)
@@ -100,7 +100,7 @@ def _useless(parts: Parts, link: Link, now: int) -> None:
 def flooded(parts: Parts, link: Link, now: int) -> None:
     """End the link of a peer that sends far more than it has to tell."""
     away_ms = parts.dialler.penalise_flood(link.peer, now)
-    parts.receiver.count_message(Reason.FLOODING)
+    parts.receiver.count_message(DropReason.FLOODING)
     parts.notify(Alarm.FLOODING, peer=link.peer.hex(), away_s=away_ms // 1_000)
     link_life.drop(parts, link, ByeCode.PROTOCOL, now, retry_after_ms=away_ms)
 
@@ -114,7 +114,7 @@ def _message(parts: Parts, link: Link, message: Message, now: int) -> None:
         link_life.hello(parts, link, message, now)
     elif isinstance(message, Bye):
         link_life.bye(parts, link, message, now)
-    elif link.phase is Phase.GREETING:
+    elif link.phase is LinkPhase.GREETING:
         link_life.drop(parts, link, ByeCode.PROTOCOL, now, penalty=True)
     elif isinstance(message, Recs):
         _records(parts, link, message, now)
@@ -155,31 +155,35 @@ def _records(parts: Parts, link: Link, message: Recs, now: int) -> None:
             link.backlog.extend(items[at:])
             parts.waiting[link.id] = None
             break
-        useful = _record(parts, link, item, now) is Reason.ACCEPTED or useful
+        useful = _record(parts, link, item, now) is DropReason.ACCEPTED or useful
         if link.id not in parts.links:
             return
     if not useful:
         _useless(parts, link, now)
 
 
-def _record(parts: Parts, link: Link | None, item: Heard, now: int) -> Reason:
+def _record(parts: Parts, link: Link | None, item: Heard, now: int) -> DropReason:
     judgement = parts.receiver.judge(Sealed(item.signed, item.sig), link, now)
     if judgement.verified:
         parts.verifications_left -= 1
     reason = judgement.reason
-    if reason is Reason.ACCEPTED:
+    if reason is DropReason.ACCEPTED:
         accept(parts, judgement, link, now)
     elif reason in PENALTIES:
         if link is not None:
             _punish(parts, link, reason, now)
-    elif reason is Reason.OWN and judgement.header is not None:
+    elif reason is DropReason.OWN and judgement.header is not None:
         own_record(parts, judgement.header, judgement.sealed.signed, now)
-    elif reason is Reason.EQUIVOCATION and judgement.header is not None:
+    elif reason is DropReason.EQUIVOCATION and judgement.header is not None:
         parts.notify(Alarm.EQUIVOCATION, origin=judgement.header.id16.hex(), seq=judgement.header.seq)
-    elif reason is Reason.BAD_BODY and judgement.origin is not None:
+    elif reason is DropReason.BAD_BODY and judgement.origin is not None:
         parts.notify(Alarm.QUARANTINED, origin=judgement.origin.id16.hex())
         parts.changed(judgement.origin, now, urgent=True)
-    elif reason in (Reason.OLDER, Reason.BELOW_FLOOR) and link is not None and judgement.header is not None:
+    elif (
+        reason in (DropReason.OLDER, DropReason.BELOW_FLOOR)
+        and link is not None
+        and judgement.header is not None
+    ):
         _behind(parts, link, judgement.header, now)
     return reason
 
@@ -207,8 +211,8 @@ def heard_elsewhere(parts: Parts, signed: bytes, sig: bytes, now: int) -> None:
         _record(parts, None, Heard(0, signed, sig), now)
 
 
-def _punish(parts: Parts, link: Link, reason: Reason, now: int) -> None:
-    if reason is Reason.BAD_SIGNATURE:
+def _punish(parts: Parts, link: Link, reason: DropReason, now: int) -> None:
+    if reason is DropReason.BAD_SIGNATURE:
         parts.notify(Alarm.BAD_SIGNATURE, peer=link.peer.hex())
     link_life.drop(parts, link, PENALTIES[reason], now, penalty=True)
 

@@ -26,7 +26,7 @@ from router_core.mesh.protocol.messages import (
     Recs,
     encode_haves,
 )
-from router_core.mesh.records.origin import Held
+from router_core.mesh.records.origin import HeldRecord
 from router_core.record.membership import Liveness
 from router_core.record.stamp import Stamp
 from router_core.record.state import Kind
@@ -215,7 +215,7 @@ def _rose(parts: Parts, link: Link, now: int) -> None:
 
 def _mark_missing(parts: Parts, link: Link, now: int) -> None:
     """After HAVE: own records, every L, and the peer's own records that it does not know."""
-    slots: list[tuple[Slot, Held | None]] = [
+    slots: list[tuple[Slot, HeldRecord | None]] = [
         ((origin.id16, Kind.L), origin.held(Kind.L)) for origin in parts.origins.values()
     ]
     slots += [((parts.me.id16, kind), parts.publisher.held(kind)) for kind in (Kind.S, Kind.V)]

@@ -7,7 +7,7 @@ from router_core.mesh.protocol.actions import Alarm, Persist
 from router_core.mesh.protocol.events import SavedKey
 from router_core.mesh.protocol.messages import Ping
 from router_core.mesh.records.origin import Origin
-from router_core.mesh.records.saved import Floor, encode_addresses, encode_floors
+from router_core.mesh.records.saved import RecordFloor, encode_addresses, encode_floors
 from router_core.mesh.steps import link_life
 from router_core.record.membership import Liveness
 from router_core.record.stamp import ZERO
@@ -115,6 +115,6 @@ class Files:
         return out
 
 
-def _floors(parts: Parts) -> tuple[Floor, ...]:
+def _floors(parts: Parts) -> tuple[RecordFloor, ...]:
     current = {**parts.floors, **{id16: origin.floor() for id16, origin in parts.origins.items()}}
     return tuple(current[id16] for id16 in sorted(current))

@@ -10,8 +10,8 @@ from random import Random
 
 from msgspec import Struct
 
-from router_core.placement.residency.events import Held, Key, Model, Picture, State, Trigger
-from router_core.placement.residency.known import Known
+from router_core.placement.residency.events import EngineResidency, HostLook, Key, Model, ModelStage, Trigger
+from router_core.placement.residency.known import ModelHistory
 from router_core.placement.residency.worth import room_for, share, worth
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
@@ -21,7 +21,7 @@ _HOUR_MS = 3_600_000
 
 def is_moving(models: Mapping[Key, Model]) -> bool:
     """True while an engine loads or unloads, whoever told it to."""
-    return any(model.held in (Held.LOADING, Held.LEAVING) for model in models.values())
+    return any(model.held in (EngineResidency.LOADING, EngineResidency.LEAVING) for model in models.values())
 
 
 def is_unused(model: Model, unused_ms: int, now: int) -> bool:
@@ -31,7 +31,7 @@ def is_unused(model: Model, unused_ms: int, now: int) -> bool:
     )
 
 
-class Choice(Struct, frozen=True, gc=False, kw_only=True):
+class LoadChoice(Struct, frozen=True, gc=False, kw_only=True):
     """One load to make, and what has to leave for it."""
 
     target: Key
@@ -64,14 +64,14 @@ class Chooser:
         self._loads.append(now)
 
     def choose(
-        self, picture: Picture, models: Mapping[Key, Model], known: Mapping[Key, Known], now: int
-    ) -> Choice | None:
+        self, picture: HostLook, models: Mapping[Key, Model], known: Mapping[Key, ModelHistory], now: int
+    ) -> LoadChoice | None:
         """The worthiest load whose turn has come, if any. Sets the turns of those whose turn comes."""
         policy = self._policy
         settled = self.loads_left(now) > 0 and not is_moving(models)
         evictable = [model for key, model in models.items() if self._is_evictable(model, known[key], now)]
         worths = {key: self._worth(model, known[key]) for key, model in models.items()}
-        best: Choice | None = None
+        best: LoadChoice | None = None
         for key, model in models.items():
             its = known[key]
             trigger = self._trigger(model, its, picture, now)
@@ -84,7 +84,7 @@ class Chooser:
                 its.turn_ms = now + round(policy.turn_ms * (ahead + self._rng.random()))
             if its.turn_ms <= now and (best is None or worths[key] > worths[best.target]):
                 victims = tuple(model.key for model in room)
-                best = Choice(target=key, trigger=trigger, victims=victims)
+                best = LoadChoice(target=key, trigger=trigger, victims=victims)
         return best
 
     def loads_left(self, now: int) -> int:
@@ -93,7 +93,7 @@ class Chooser:
             self._loads.popleft()
         return max(0, self._policy.loads_per_hour - len(self._loads))
 
-    def _trigger(self, model: Model, known: Known, picture: Picture, now: int) -> Trigger | None:
+    def _trigger(self, model: Model, known: ModelHistory, picture: HostLook, now: int) -> Trigger | None:
         """Why ``model`` should be loaded here now, if it should."""
         policy = self._policy
         slow = model.wait_s is not None and model.wait_s > model.load_s + policy.replica_margin_s
@@ -102,7 +102,7 @@ class Chooser:
         elif known.waits_since_ms is None:
             known.waits_since_ms = now
         if (
-            known.state is not State.PRESENT
+            known.state is not ModelStage.PRESENT
             or now < known.retry_ms
             or model.is_loading
             or not model.may_load
@@ -116,7 +116,7 @@ class Chooser:
         return Trigger.REPLICA if held_on and picture.is_idle else None
 
     def _room(
-        self, target: Model, picture: Picture, evictable: Sequence[Model], worths: Mapping[Key, float]
+        self, target: Model, picture: HostLook, evictable: Sequence[Model], worths: Mapping[Key, float]
     ) -> tuple[Model, ...] | None:
         """What to evict for ``target``; None if it does not fit, or is not worth what would go."""
         room = room_for(target, picture, evictable, worths.__getitem__)
@@ -125,17 +125,17 @@ class Chooser:
         lost = sum(worths[model.key] for model in room)
         return room if worths[target.key] > self._policy.hysteresis * lost else None
 
-    def _is_evictable(self, model: Model, known: Known, now: int) -> bool:
+    def _is_evictable(self, model: Model, known: ModelHistory, now: int) -> bool:
         policy = self._policy
         return (
-            known.state is State.RESIDENT
+            known.state is ModelStage.RESIDENT
             and not model.keep
             and now - known.since_ms >= policy.resident_least_ms
             and is_unused(model, policy.unused_ms, now)
         )
 
-    def _worth(self, model: Model, known: Known) -> float:
+    def _worth(self, model: Model, known: ModelHistory) -> float:
         """A resident is worth what it was used; a model that is not here could get an equal part."""
-        if known.state is State.PRESENT:
+        if known.state is ModelStage.PRESENT:
             return worth(model, 1.0 / max(1, model.able))
         return worth(model, share(known.served, known.asked, model.able, self._policy.share_weight))

@@ -14,7 +14,7 @@ from router_core.record.state import Level
 Key = tuple[str, str]
 
 
-class State(Enum):
+class ModelStage(Enum):
     """Where one model of this node stands. ``LOADING`` and ``UNLOADING`` by anybody; ``DRAINING`` by us alone."""
 
     PRESENT = "present"
@@ -25,7 +25,7 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Held(Enum):
+class EngineResidency(Enum):
     """What the engine tells of a model: not in memory, on its way in, in memory (asleep included), on its way out, or
     its last load failed."""
 
@@ -43,8 +43,8 @@ class Trigger(Enum):
     REPLICA = "replica"
 
 
-class Told(Enum):
-    """Codes of ``Notify``. The first three end a load."""
+class ResidencyNotice(Enum):
+    """Codes of ``NotifyResidency``. The first three end a load."""
 
     LOADED = "loaded"
     LOAD_FAILED = "load_failed"
@@ -67,7 +67,7 @@ class Model(Struct, frozen=True, gc=False, kw_only=True):
     """
 
     key: Key
-    held: Held = Held.ABSENT
+    held: EngineResidency = EngineResidency.ABSENT
     need_bytes: int | None = None
     held_bytes: int = 0
     load_s: float = 1.0
@@ -85,7 +85,7 @@ class Model(Struct, frozen=True, gc=False, kw_only=True):
     is_loading: bool = False
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class HostLook(Struct, frozen=True, kw_only=True):
     """Everything one look tells. ``level`` is the highest of this host, None if unknown; ``free_bytes`` is the memory
     that a load would go to, of which ``reserve_bytes`` stay free; ``places`` are the most models that an endpoint's
     engine holds, where it tells; ``is_idle``: no request is at any engine here."""
@@ -110,7 +110,7 @@ class Allowed(Struct, frozen=True, kw_only=True):
 class Looked(Struct, frozen=True, kw_only=True):
     """The newest picture; due at every ``deadline``, welcome whenever an engine or a level changes."""
 
-    picture: Picture
+    picture: HostLook
 
 
 class Ordered(Struct, frozen=True, kw_only=True):
@@ -144,13 +144,13 @@ class Load(Struct, frozen=True, kw_only=True):
     within_ms: int
 
 
-class Notify(Struct, frozen=True, kw_only=True):
+class NotifyResidency(Struct, frozen=True, kw_only=True):
     """Something ended. ``trigger`` and ``seconds`` are those of the load."""
 
-    code: Told
+    code: ResidencyNotice
     key: Key
     trigger: Trigger | None = None
     seconds: float | None = None
 
 
-Action = Drain | Unload | Load | Notify
+Action = Drain | Unload | Load | NotifyResidency

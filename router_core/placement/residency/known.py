@@ -4,28 +4,28 @@ from typing import Final
 
 from msgspec import Struct
 
-from router_core.placement.residency.events import Held, Model, State
+from router_core.placement.residency.events import EngineResidency, Model, ModelStage
 from router_core.policy.residency import ResidencyPolicy
 
 FOLLOWED: Final = {
-    Held.ABSENT: State.PRESENT,
-    Held.LOADING: State.LOADING,
-    Held.RESIDENT: State.RESIDENT,
-    Held.LEAVING: State.UNLOADING,
-    Held.FAILED: State.PRESENT,
+    EngineResidency.ABSENT: ModelStage.PRESENT,
+    EngineResidency.LOADING: ModelStage.LOADING,
+    EngineResidency.RESIDENT: ModelStage.RESIDENT,
+    EngineResidency.LEAVING: ModelStage.UNLOADING,
+    EngineResidency.FAILED: ModelStage.PRESENT,
 }
 """The state of a model that its engine moves by itself."""
-GONE: Final = (Held.ABSENT, Held.FAILED)
+GONE: Final = (EngineResidency.ABSENT, EngineResidency.FAILED)
 """Not in memory; an engine that had to be killed to unload may call that a failure."""
 
 
-class Known(Struct, kw_only=True):
+class ModelHistory(Struct, kw_only=True):
     """Times are boot ms. ``turn_ms`` is when the model may be loaded if it still should be, ``waits_since_ms`` since when
     its requests wait longer than a load takes."""
 
-    state: State = State.PRESENT
+    state: ModelStage = ModelStage.PRESENT
     since_ms: int
-    held: Held = Held.ABSENT
+    held: EngineResidency = EngineResidency.ABSENT
     failures: int = 0
     retry_ms: int = 0
     waits_since_ms: int | None = None
@@ -34,7 +34,7 @@ class Known(Struct, kw_only=True):
     served: float = 0.0
     asked: float = 0.0
 
-    def enter(self, state: State, now: int) -> None:
+    def enter(self, state: ModelStage, now: int) -> None:
         """Be in ``state`` from now on."""
         self.state, self.since_ms = state, now
         self.turn_ms = self.waits_since_ms = None
@@ -45,12 +45,12 @@ class Known(Struct, kw_only=True):
 
     def load_came(self, now: int) -> None:
         """In memory, whoever loaded it: what failed before is forgotten."""
-        self.enter(State.RESIDENT, now)
+        self.enter(ModelStage.RESIDENT, now)
         self.failures = 0
 
     def fail(self, policy: ResidencyPolicy, now: int) -> None:
         """Each failure in a row doubles the time until the model is tried again."""
-        self.enter(State.FAILED, now)
+        self.enter(ModelStage.FAILED, now)
         self.retry_ms = now + min(policy.retry_most_ms, policy.retry_ms << min(self.failures, 16))
         self.failures += 1
 
@@ -61,15 +61,15 @@ class Known(Struct, kw_only=True):
         self.asked = self.asked * fade + model.rate * passed_ms / 1000.0
         self.started = model.started
 
-    def follow(self, before: Held, policy: ResidencyPolicy, now: int) -> None:
+    def follow(self, before: EngineResidency, policy: ResidencyPolicy, now: int) -> None:
         """The engine moves the model by itself: it was ``before``, and is ``held`` now."""
         held = self.held
-        if held is Held.FAILED and before is not Held.FAILED:
+        if held is EngineResidency.FAILED and before is not EngineResidency.FAILED:
             self.fail(policy, now)
-        elif self.state is State.FAILED and held in GONE:
+        elif self.state is ModelStage.FAILED and held in GONE:
             if now >= self.retry_ms:
-                self.enter(State.PRESENT, now)
-        elif held is Held.RESIDENT and self.state is not State.RESIDENT:
+                self.enter(ModelStage.PRESENT, now)
+        elif held is EngineResidency.RESIDENT and self.state is not ModelStage.RESIDENT:
             self.load_came(now)
         elif self.state is not FOLLOWED[held]:
             self.resume(now)

@@ -14,27 +14,27 @@ from random import Random
 
 from msgspec import Struct
 
-from router_core.placement.residency.choosing import Choice, Chooser, is_moving, is_unused
+from router_core.placement.residency.choosing import Chooser, LoadChoice, is_moving, is_unused
 from router_core.placement.residency.events import (
     Action,
     Allowed,
     Drain,
+    EngineResidency,
     Event,
-    Held,
+    HostLook,
     Key,
     Load,
     Looked,
     Model,
-    Notify,
+    ModelStage,
+    NotifyResidency,
     Ordered,
-    Picture,
-    State,
-    Told,
+    ResidencyNotice,
     Trigger,
     Unload,
 )
-from router_core.placement.residency.known import GONE, Known
-from router_core.placement.residency.standing import Standing, Standings, ends_ms
+from router_core.placement.residency.known import GONE, ModelHistory
+from router_core.placement.residency.standing import ModelStanding, Standings, ends_ms
 from router_core.placement.residency.worth import room_for
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
@@ -54,7 +54,7 @@ class _Plan(Struct, kw_only=True):
     is_seen: bool = False
 
 
-class Residency:
+class ResidencyMachine:
     """``handle`` one event at a time; ``leaving`` and ``reserved_bytes`` are what others must respect meanwhile."""
 
     def __init__(self, policy: ResidencyPolicy, rng: Random) -> None:
@@ -62,7 +62,7 @@ class Residency:
         self._rng = rng
         self._chooser = Chooser(policy, rng)
         self._on = False
-        self._known: dict[Key, Known] = {}
+        self._known: dict[Key, ModelHistory] = {}
         self._plan: _Plan | None = None
         self._orders: set[Key] = set()
         self._tick_at: int | None = None
@@ -78,7 +78,9 @@ class Residency:
     def leaving(self) -> frozenset[Key]:
         """Models that take nothing new: they are drained or unloaded by us."""
         concerned = (*self._orders, *(self._plan.victims if self._plan is not None else ()))
-        return frozenset(key for key in concerned if self.state(key) in (State.DRAINING, State.UNLOADING))
+        return frozenset(
+            key for key in concerned if self.state(key) in (ModelStage.DRAINING, ModelStage.UNLOADING)
+        )
 
     @property
     def loading(self) -> Key | None:
@@ -90,10 +92,10 @@ class Residency:
         """Memory that the load under way will take."""
         return self._plan.need_bytes if self._plan is not None else 0
 
-    def state(self, key: Key) -> State:
+    def state(self, key: Key) -> ModelStage:
         """Where a model stands; one never heard of is not in memory."""
         known = self._known.get(key)
-        return known.state if known is not None else State.PRESENT
+        return known.state if known is not None else ModelStage.PRESENT
 
     def standings(self, now: int) -> Standings:
         """Every model but those that are simply not in memory, for people."""
@@ -102,10 +104,10 @@ class Residency:
         models = []
         for key, known in self._known.items():
             ends = until_ms if key == target else ends_ms(known, self._policy)
-            if known.state is State.PRESENT and ends is None and key != target:
+            if known.state is ModelStage.PRESENT and ends is None and key != target:
                 continue
             models.append(
-                Standing(
+                ModelStanding(
                     key=key,
                     state=known.state,
                     for_ms=now - known.since_ms,
@@ -141,14 +143,14 @@ class Residency:
         self._due = now
         if event.ok or known is None:
             return []
-        if known.state is State.UNLOADING:
+        if known.state is ModelStage.UNLOADING:
             known.resume(now)
-            return [Notify(code=Told.UNLOAD_FAILED, key=event.key), *self._give_up(now)]
-        if known.state is State.LOADING:
-            return self._load_ended(Told.LOAD_FAILED, now)
+            return [NotifyResidency(code=ResidencyNotice.UNLOAD_FAILED, key=event.key), *self._give_up(now)]
+        if known.state is ModelStage.LOADING:
+            return self._load_ended(ResidencyNotice.LOAD_FAILED, now)
         return []
 
-    def _looked(self, picture: Picture, now: int) -> list[Action]:
+    def _looked(self, picture: HostLook, now: int) -> list[Action]:
         models = {model.key: model for model in picture.models}
         passed_ms = now - self._looked_ms if self._looked_ms is not None else 0
         self._looked_ms = now
@@ -175,7 +177,7 @@ class Residency:
     def _follow(self, key: Key, model: Model, passed_ms: int, now: int) -> None:
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Known(since_ms=now, started=model.started)
+            known = self._known[key] = ModelHistory(since_ms=now, started=model.started)
         known.count(model, self._policy.share_ms, passed_ms)
         before, known.held = known.held, model.held
         if not self._is_ours(key):
@@ -184,7 +186,7 @@ class Residency:
     def _miss(self, key: Key, now: int) -> None:
         """The engine is away or offers the model no more; failures are remembered until they may be repeated."""
         known = self._known[key]
-        known.held = Held.ABSENT
+        known.held = EngineResidency.ABSENT
         if not self._is_ours(key) and now >= known.retry_ms:
             del self._known[key]
 
@@ -199,7 +201,9 @@ class Residency:
 
     # --- carrying it out ---------------------------------------------------------------------------------------
 
-    def _begin(self, choice: Choice, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+    def _begin(
+        self, choice: LoadChoice, picture: HostLook, models: Mapping[Key, Model], now: int
+    ) -> list[Action]:
         need, free = models[choice.target].need_bytes, picture.free_bytes
         assert need is not None
         assert free is not None
@@ -211,10 +215,10 @@ class Residency:
             free_bytes=free,
         )
         for key in choice.victims:
-            self._known[key].enter(State.DRAINING, now)
+            self._known[key].enter(ModelStage.DRAINING, now)
         return [Drain(key=key) for key in choice.victims]
 
-    def _advance(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+    def _advance(self, plan: _Plan, picture: HostLook, models: Mapping[Key, Model], now: int) -> list[Action]:
         if plan.until_ms is not None:
             return self._await_load(plan, models, now)
         if not self._is_still_wanted(plan, picture, models):
@@ -222,25 +226,33 @@ class Residency:
         actions: list[Action] = []
         for key in plan.victims:
             known, model = self._known[key], models.get(key)
-            if known.state is State.DRAINING:
+            if known.state is ModelStage.DRAINING:
                 if model is None or model.held in GONE:
-                    known.enter(State.UNLOADING, now)
+                    known.enter(ModelStage.UNLOADING, now)
                 elif (
                     is_unused(model, self._policy.unused_ms, now)
                     and now - known.since_ms >= self._policy.watch_ms
                 ):
-                    known.enter(State.UNLOADING, now)
+                    known.enter(ModelStage.UNLOADING, now)
                     self._orders.add(key)
                     actions.append(Unload(key=key))
                 elif now - known.since_ms >= self._policy.drain_ms:
-                    return [*actions, Notify(code=Told.DRAIN_OVERDUE, key=key), *self._give_up(now)]
+                    return [
+                        *actions,
+                        NotifyResidency(code=ResidencyNotice.DRAIN_OVERDUE, key=key),
+                        *self._give_up(now),
+                    ]
             elif known.held not in GONE and now - known.since_ms >= self._policy.unload_ms:
-                return [*actions, Notify(code=Told.UNLOAD_FAILED, key=key), *self._give_up(now)]
+                return [
+                    *actions,
+                    NotifyResidency(code=ResidencyNotice.UNLOAD_FAILED, key=key),
+                    *self._give_up(now),
+                ]
         if self._is_freed(plan, picture, models, now):
             return actions + self._load(plan, picture, models, now)
         return actions
 
-    def _is_still_wanted(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model]) -> bool:
+    def _is_still_wanted(self, plan: _Plan, picture: HostLook, models: Mapping[Key, Model]) -> bool:
         target = models.get(plan.target)
         return (
             self._on
@@ -252,12 +264,14 @@ class Residency:
             and picture.level < Level.HIGH
         )
 
-    def _is_freed(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> bool:
+    def _is_freed(self, plan: _Plan, picture: HostLook, models: Mapping[Key, Model], now: int) -> bool:
         """True once all that had to leave is gone, and its memory is visibly free or had time to become so."""
         if not plan.victims:
             return True
         if any(
-            self.state(key) is not State.UNLOADING or self._known[key].held not in GONE or key in self._orders
+            self.state(key) is not ModelStage.UNLOADING
+            or self._known[key].held not in GONE
+            or key in self._orders
             for key in plan.victims
         ):
             return False
@@ -269,10 +283,10 @@ class Residency:
         )
         return freed or now - plan.gone_ms >= self._policy.freed_ms
 
-    def _load(self, plan: _Plan, picture: Picture, models: Mapping[Key, Model], now: int) -> list[Action]:
+    def _load(self, plan: _Plan, picture: HostLook, models: Mapping[Key, Model], now: int) -> list[Action]:
         """Everything has left: load, if by now it really fits."""
         target = models[plan.target]
-        told: list[Action] = [Notify(code=Told.UNLOADED, key=key) for key in plan.victims]
+        told: list[Action] = [NotifyResidency(code=ResidencyNotice.UNLOADED, key=key) for key in plan.victims]
         self._release(plan.victims, now)
         plan.victims = ()
         if is_moving(models) or room_for(target, picture, (), lambda _: 0.0) is None:
@@ -282,7 +296,7 @@ class Residency:
         if target.load_known:
             within_ms = max(policy.load_least_ms, round(1000.0 * policy.load_factor * target.load_s))
         plan.until_ms, plan.gone_ms = now + within_ms, None
-        self._known[plan.target].enter(State.LOADING, now)
+        self._known[plan.target].enter(ModelStage.LOADING, now)
         self._orders.add(plan.target)
         self._chooser.note_load(now)
         return [*told, Load(key=plan.target, within_ms=within_ms)]
@@ -291,33 +305,33 @@ class Residency:
         """Once the engine took the order, it must be seen at it, or done, within a while; an earlier failure that it
         still tells of is none."""
         model = models.get(plan.target)
-        held = model.held if model is not None else Held.ABSENT
+        held = model.held if model is not None else EngineResidency.ABSENT
         if plan.target not in self._orders:
-            if held is Held.RESIDENT:
-                return self._load_ended(Told.LOADED, now)
+            if held is EngineResidency.RESIDENT:
+                return self._load_ended(ResidencyNotice.LOADED, now)
             if held not in GONE:
                 plan.is_seen, plan.gone_ms = True, None
             elif plan.gone_ms is None:
                 plan.gone_ms = now
             overlooked = plan.gone_ms is not None and now - plan.gone_ms >= self._policy.load_least_ms
-            if overlooked or (held is Held.FAILED and plan.is_seen):
-                return self._load_ended(Told.LOAD_FAILED, now)
+            if overlooked or (held is EngineResidency.FAILED and plan.is_seen):
+                return self._load_ended(ResidencyNotice.LOAD_FAILED, now)
         elif held not in GONE:
             plan.is_seen = True
         assert plan.until_ms is not None
-        return self._load_ended(Told.LOAD_OVERDUE, now) if now >= plan.until_ms else []
+        return self._load_ended(ResidencyNotice.LOAD_OVERDUE, now) if now >= plan.until_ms else []
 
-    def _load_ended(self, code: Told, now: int) -> list[Action]:
+    def _load_ended(self, code: ResidencyNotice, now: int) -> list[Action]:
         plan, self._plan = self._plan, None
         if plan is None:
             return []
         known = self._known[plan.target]
         seconds = (now - known.since_ms) / 1000.0
-        if code is Told.LOADED:
+        if code is ResidencyNotice.LOADED:
             known.load_came(now)
         else:
             known.fail(self._policy, now)
-        return [Notify(code=code, key=plan.target, trigger=plan.trigger, seconds=seconds)]
+        return [NotifyResidency(code=code, key=plan.target, trigger=plan.trigger, seconds=seconds)]
 
     def _give_up(self, now: int) -> list[Action]:
         """Drop the plan before its load: what drains stays, and the target is not tried again at once."""
@@ -326,9 +340,9 @@ class Residency:
             return []
         self._release(plan.victims, now)
         known = self._known.get(plan.target)
-        if known is not None and known.state is State.PRESENT:
+        if known is not None and known.state is ModelStage.PRESENT:
             known.fail(self._policy, now)
-        return [Notify(code=Told.GIVEN_UP, key=plan.target, trigger=plan.trigger)]
+        return [NotifyResidency(code=ResidencyNotice.GIVEN_UP, key=plan.target, trigger=plan.trigger)]
 
     def _release(self, victims: Iterable[Key], now: int) -> None:
         """Let what was to leave be what its engine says it is, unless an order to it is unanswered."""

@@ -13,18 +13,18 @@ from router_core.placement.demand import rate_of, rates_of
 from router_core.placement.estimates import waiting_s
 from router_core.placement.fleet import Fleet
 from router_core.placement.names import parse_model_name
-from router_core.placement.residency.events import Held, Key, Model, Picture
+from router_core.placement.residency.events import EngineResidency, HostLook, Key, Model
 from router_core.placement.rows import Row
 from router_core.profile.estimate import quantile
 
 _LOAD_QUANTILE = 0.75
 
 
-class Seen(Struct, frozen=True, gc=False, kw_only=True):
+class HostModel(Struct, frozen=True, gc=False, kw_only=True):
     """One own model as its engine tells of it. ``held_bytes`` None: not told; ``busy`` counts the engine's own."""
 
     key: Key
-    held: Held = Held.ABSENT
+    held: EngineResidency = EngineResidency.ABSENT
     held_bytes: int | None = None
     busy: int = 0
     used_ms: int | None = None
@@ -33,7 +33,7 @@ class Seen(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Headroom(Struct, frozen=True, kw_only=True):
-    """Memory that loads here go to, and what limits them. Fields as in ``Picture``."""
+    """Memory that loads here go to, and what limits them. Fields as in ``HostLook``."""
 
     free_bytes: int | None
     reserve_bytes: int
@@ -41,7 +41,7 @@ class Headroom(Struct, frozen=True, kw_only=True):
     level: int | None
 
 
-def outlook(fleet: Fleet, seen: Iterable[Seen], headroom: Headroom, now: int) -> Picture:
+def outlook(fleet: Fleet, seen: Iterable[HostModel], headroom: Headroom, now: int) -> HostLook:
     """The picture at ``now``; models that the fleet does not offer here are left out."""
     rates = rates_of(fleet)
     models = []
@@ -50,7 +50,7 @@ def outlook(fleet: Fleet, seen: Iterable[Seen], headroom: Headroom, now: int) ->
         if row is not None:
             models.append(_model(own, row, fleet, rate_of(row, rates), now))
     local = fleet.live.ledger.local
-    return Picture(
+    return HostLook(
         models=tuple(models),
         free_bytes=headroom.free_bytes,
         reserve_bytes=headroom.reserve_bytes,
@@ -61,7 +61,7 @@ def outlook(fleet: Fleet, seen: Iterable[Seen], headroom: Headroom, now: int) ->
     )
 
 
-def _model(own: Seen, row: Row, fleet: Fleet, rate: float, now: int) -> Model:
+def _model(own: HostModel, row: Row, fleet: Fleet, rate: float, now: int) -> Model:
     local = fleet.live.ledger.local
     rows = [other for other in _same_model(row, fleet) if _is_usable(other, fleet)]
     load_s, load_known = _load_time(row, fleet)

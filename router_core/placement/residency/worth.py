@@ -7,7 +7,7 @@ WWW Proxy Caching Algorithms", 1997). Pure functions.
 
 from collections.abc import Callable, Iterable
 
-from router_core.placement.residency.events import Held, Key, Model, Picture
+from router_core.placement.residency.events import EngineResidency, HostLook, Key, Model
 
 _GIB = 2**30
 _LEAST_BYTES = 2**26
@@ -25,7 +25,7 @@ def share(served: float, asked: float, able: int, weight: float) -> float:
 
 
 def room_for(
-    target: Model, picture: Picture, evictable: Iterable[Model], worth_of: Callable[[Key], float]
+    target: Model, picture: HostLook, evictable: Iterable[Model], worth_of: Callable[[Key], float]
 ) -> tuple[Model, ...] | None:
     """The residents to evict so that ``target`` and the reserve fit, those of least worth first; empty if it fits as
     it is, None if no eviction yields enough or something needed is unknown."""
@@ -64,13 +64,14 @@ def _without_spare(chosen: list[Model], lacking: int, crowd: int, target: Model)
     return tuple(needed)
 
 
-def _lacking_places(target: Model, picture: Picture) -> int:
+def _lacking_places(target: Model, picture: HostLook) -> int:
     """How many models must leave the engine of ``target`` before it holds one more."""
     most = picture.places.get(target.key[0])
     if most is None:
         return 0
     taken = sum(
-        model.key[0] == target.key[0] and model.held in (Held.LOADING, Held.RESIDENT, Held.LEAVING)
+        model.key[0] == target.key[0]
+        and model.held in (EngineResidency.LOADING, EngineResidency.RESIDENT, EngineResidency.LEAVING)
         for model in picture.models
     )
     return taken + 1 - most

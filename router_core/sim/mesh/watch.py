@@ -13,7 +13,7 @@ from router_core.ids import Id16
 from router_core.mesh.links.link import STATE_KINDS, Slot
 from router_core.mesh.protocol import events as ev
 from router_core.mesh.protocol import messages as msg
-from router_core.mesh.records.origin import Held
+from router_core.mesh.records.origin import HeldRecord
 from router_core.record.envelope import Header, read_header
 from router_core.record.membership import Liveness, ViewChange
 from router_core.record.stamp import ZERO, Stamp
@@ -40,7 +40,7 @@ class _Life(Struct):
     number: int
     floors: dict[Slot, Stamp]
     newest: dict[Slot, Stamp]
-    held: dict[Slot, Held]
+    held: dict[Slot, HeldRecord]
     past_epoch: int
 
 

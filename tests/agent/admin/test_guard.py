@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.admin.guard import Asked, Refusal, hosts_for, judge
+from agent.admin.guard import RequestHead, RequestRefusal, hosts_for, judge
 
 HOSTS = hosts_for("127.0.0.1", 7435, ["box.lan", "other.lan:8080"])
 ORIGINS = frozenset({"https://panel.lan", "null"})
@@ -13,8 +13,8 @@ def asked(
     host: str | list[str] = "127.0.0.1:7435",
     origin: str | None = None,
     site: str = "",
-) -> Asked:
-    return Asked(
+) -> RequestHead:
+    return RequestHead(
         target=target,
         hosts=[host] if isinstance(host, str) else host,
         origins=[] if origin is None else [origin],
@@ -57,7 +57,7 @@ def test_own_names_are_answered(host: str) -> None:
     ],
 )
 def test_a_rebound_name_is_refused(host: str | list[str]) -> None:
-    assert judge(asked(host=host), HOSTS, ORIGINS) is Refusal.HOST
+    assert judge(asked(host=host), HOSTS, ORIGINS) is RequestRefusal.HOST
 
 
 @pytest.mark.threat("T36")
@@ -65,13 +65,13 @@ def test_a_rebound_name_is_refused(host: str | list[str]) -> None:
     "origin", ["https://evil.example", "null", "", "https://panel.lan:8443", "HTTPS://PANEL.LAN"]
 )
 def test_a_foreign_origin_is_refused(origin: str) -> None:
-    assert judge(asked(origin=origin), HOSTS, ORIGINS) is Refusal.ORIGIN
+    assert judge(asked(origin=origin), HOSTS, ORIGINS) is RequestRefusal.ORIGIN
 
 
 @pytest.mark.threat("T36")
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site"])
 def test_fetch_metadata_of_another_site_is_refused_unless_its_origin_is_allowed(site: str) -> None:
-    assert judge(asked(site=site), HOSTS, ORIGINS) is Refusal.ORIGIN
+    assert judge(asked(site=site), HOSTS, ORIGINS) is RequestRefusal.ORIGIN
     assert judge(asked(site=site, origin="https://panel.lan"), HOSTS, ORIGINS) is None
 
 
@@ -96,7 +96,7 @@ def test_a_person_typing_the_address_is_answered(site: str) -> None:
     ],
 )
 def test_targets_another_parser_could_read_differently_are_refused_before_all_else(target: str) -> None:
-    assert judge(asked(target=target, host="evil"), HOSTS, ORIGINS) is Refusal.TARGET
+    assert judge(asked(target=target, host="evil"), HOSTS, ORIGINS) is RequestRefusal.TARGET
 
 
 def test_an_ipv6_listener_is_known_by_its_brackets() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.admin.guard import HEADERS
-from agent.admin.peercred import Admission, Peer, peer_of
+from agent.admin.peercred import Peer, SocketAdmission, peer_of
 from agent.admin.server import AdminServer
 from agent.store.folders import RefuseToStart
 from router_core import limits
@@ -201,7 +201,7 @@ async def test_a_verb_runs_for_the_daemons_own_user(daemon: Daemon) -> None:
 @pytest.mark.threat("T45")
 @pytest.mark.parametrize("peer", [Peer(pid=1, uid=ME + 4_000, gids=frozenset({77})), None])
 async def test_another_user_is_refused_everything(tmp_path: Path, peer: Peer | None) -> None:
-    admission = Admission(uid=ME, group=None)
+    admission = SocketAdmission(uid=ME, group=None)
     async with Daemon(tmp_path, admission=admission, read_peer=lambda _: peer) as daemon:
         for path, method in (("/v1/do/trust-list", "POST"), ("/v1/status", "GET"), ("/metrics", "GET")):
             code, _, body = await daemon.sock(path, method, b"{}")
@@ -216,8 +216,8 @@ async def test_another_user_is_refused_everything(tmp_path: Path, peer: Peer | N
 )
 def test_admitted_are_root_the_daemons_user_and_its_group(uid: int, gids: list[int], admitted: bool) -> None:
     peer = Peer(pid=1, uid=uid, gids=frozenset(gids))
-    assert Admission(uid=1_000, group=500).admits(peer) is admitted
-    assert Admission(uid=1_000, group=None).admits(peer) is (uid in (0, 1_000))
+    assert SocketAdmission(uid=1_000, group=500).admits(peer) is admitted
+    assert SocketAdmission(uid=1_000, group=None).admits(peer) is (uid in (0, 1_000))
 
 
 def test_the_kernel_tells_who_is_at_the_other_end() -> None:
@@ -278,13 +278,13 @@ async def test_a_verb_is_posted_and_an_unknown_one_is_404(daemon: Daemon) -> Non
 
 
 async def test_the_socket_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:
-    async with Daemon(tmp_path, admission=Admission(uid=ME, group=None)) as daemon:
+    async with Daemon(tmp_path, admission=SocketAdmission(uid=ME, group=None)) as daemon:
         assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
     assert not daemon.path.exists()
 
 
 async def test_the_socket_belongs_to_the_group_if_the_daemon_is_in_it(tmp_path: Path) -> None:
-    async with Daemon(tmp_path, admission=Admission(uid=ME, group=os.getegid())) as daemon:
+    async with Daemon(tmp_path, admission=SocketAdmission(uid=ME, group=os.getegid())) as daemon:
         assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o660
         assert daemon.path.stat().st_gid == os.getegid()
 

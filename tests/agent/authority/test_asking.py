@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.authority.asking import Authority, Breaker
+from agent.authority.asking import Authority, AuthorityBreaker
 from agent.authority.call import Caller
 from agent.node.placing import Choosing
 from agent.relay.ports import Routed
@@ -441,7 +441,7 @@ POLICY = AuthorityPolicy(failures=3, open_ms=100)
 
 
 def test_only_failures_in_a_row_shut_it() -> None:
-    breaker = Breaker(POLICY)
+    breaker = AuthorityBreaker(POLICY)
     for good in (False, False, True, False, False):
         assert breaker.claim(0) is False
         assert not breaker.ended(0, trial=False, good=good)
@@ -450,7 +450,7 @@ def test_only_failures_in_a_row_shut_it() -> None:
 
 
 def test_while_one_tries_again_all_others_wait() -> None:
-    breaker = Breaker(POLICY)
+    breaker = AuthorityBreaker(POLICY)
     for _ in range(3):
         breaker.ended(0, trial=False, good=False)
     assert breaker.claim(100) is True
@@ -465,7 +465,7 @@ def test_while_one_tries_again_all_others_wait() -> None:
 
 
 def test_what_was_asked_before_it_shut_neither_opens_nor_prolongs_it() -> None:
-    breaker = Breaker(POLICY)
+    breaker = AuthorityBreaker(POLICY)
     for _ in range(3):
         breaker.ended(0, trial=False, good=False)
     assert not breaker.ended(50, trial=False, good=False)

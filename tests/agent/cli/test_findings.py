@@ -10,8 +10,8 @@ from agent.admin.documents import LinkDoc, MemberDoc, RequestsDoc, ShunDoc, Stat
 from agent.cli import findings
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
-from agent.engines.contract import Health as EngineHealth
-from agent.engines.contract import Refusal
+from agent.engines.contract import EndpointHealth as EngineHealth
+from agent.engines.contract import EngineRefusal
 from tests.agent.admin.documents import engine, member, status, unseen
 
 
@@ -119,9 +119,11 @@ def test_engines_that_are_down_or_empty_or_missing_are_named() -> None:
     assert "none: write endpoints" in said(list(findings.own_node(with_members(engines=()))), Health.ODD)
 
 
-@pytest.mark.parametrize("reason", [*Refusal, *(each for each in EngineHealth if not each.takes_requests)])
-def test_why_an_engine_takes_no_requests_is_said(reason: Refusal | EngineHealth) -> None:
-    if reason in (Refusal.UNSUPPORTED, EngineHealth.REFUSED):
+@pytest.mark.parametrize(
+    "reason", [*EngineRefusal, *(each for each in EngineHealth if not each.takes_requests)]
+)
+def test_why_an_engine_takes_no_requests_is_said(reason: EngineRefusal | EngineHealth) -> None:
+    if reason in (EngineRefusal.UNSUPPORTED, EngineHealth.REFUSED):
         return
     made = with_members(engines=(engine("a", "down"),))
     made = replace(made, own=replace(made.own, troubles={"a": reason.value}))

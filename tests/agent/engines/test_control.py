@@ -9,12 +9,12 @@ import pytest
 
 from agent.engines.client import EngineClient
 from agent.engines.contract import (
+    EndpointHealth,
     EngineBusy,
     EngineControl,
     EngineMisspoke,
     EngineUnreachable,
-    Health,
-    Residency,
+    ResidencyState,
 )
 from agent.engines.control import control_of
 from agent.settings.manifest import EngineKind
@@ -28,17 +28,17 @@ from tests.support.until import until
 SMALL, LARGE = FakeModel(name="small:latest"), FakeModel(name="large:latest")
 
 
-def states(watched: Watched) -> dict[str, Residency]:
+def states(watched: Watched) -> dict[str, ResidencyState]:
     return {model.native_id: model.state for model in watched.status().resident}
 
 
 def is_gone(watched: Watched) -> bool:
     """Nothing is in memory. A server that had to kill a child to unload its model tells that as a failure."""
-    return set(states(watched).values()) <= {Residency.FAILED}
+    return set(states(watched).values()) <= {ResidencyState.FAILED}
 
 
 async def ready(watched: Watched) -> EngineControl:
-    await until(lambda: watched.status().health is Health.READY and watched.status().owned)
+    await until(lambda: watched.status().health is EndpointHealth.READY and watched.status().owned)
     control = control_of(watched.status())
     assert control is not None
     return control
@@ -52,7 +52,7 @@ async def test_a_router_loads_and_unloads_what_it_is_told(start_llama: StartLlam
     async with Watched(manifest(server.port)) as watched:
         control = await ready(watched)
         await control.load("tiny", 10.0)
-        await until(lambda: states(watched) == {"tiny": Residency.RESIDENT})
+        await until(lambda: states(watched) == {"tiny": ResidencyState.RESIDENT})
         await control.load("tiny", 10.0)
         await control.unload("tiny")
         await until(lambda: is_gone(watched), 30)
@@ -71,7 +71,7 @@ async def test_a_model_with_a_request_in_it_is_not_unloaded_whoever_sent_it(
             await answer.content.readline()
             with pytest.raises(EngineBusy, match="in_use"):
                 await control.unload("mid")
-            assert states(watched) == {"mid": Residency.RESIDENT}
+            assert states(watched) == {"mid": ResidencyState.RESIDENT}
             assert await answer.content.readline() is not None
         await until(lambda: watched.status().resident[0].running == 0)
         await control.unload("mid")
@@ -87,7 +87,7 @@ async def test_a_router_that_cannot_load_a_model_says_so_or_tells_it_as_failed(
         with pytest.raises(EngineMisspoke, match="status"):
             await control.load("no-such-model", 10.0)
         await control.load("broken", 10.0)
-        await until(lambda: states(watched) == {"broken": Residency.FAILED})
+        await until(lambda: states(watched) == {"broken": ResidencyState.FAILED})
 
 
 async def test_a_router_tells_how_many_models_it_holds(start_llama: StartLlama, models: Path) -> None:
@@ -115,11 +115,11 @@ async def test_a_server_with_one_model_or_on_another_host_takes_no_orders(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny"))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         assert control_of(watched.status()) is None
     other = start_llama(router(models))
     async with Watched(manifest(other.port, remote_host=True)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         assert control_of(watched.status()) is None
 
 
@@ -138,7 +138,7 @@ async def test_ollama_loads_for_half_an_hour_and_unloads_by_keeping_for_no_time(
         await control.load(SMALL.name, 10.0)
         assert fake.loads == [SMALL.name]
         assert fake.runners[SMALL.name].keep_s == 1_800
-        await until(lambda: states(watched) == {SMALL.name: Residency.RESIDENT})
+        await until(lambda: states(watched) == {SMALL.name: ResidencyState.RESIDENT})
         await control.unload(SMALL.name)
         assert fake.runners == {}
     assert all("prompt" not in body and "options" not in body for body in fake.bodies)

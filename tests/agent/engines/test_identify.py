@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from agent.engines.contract import EngineMisspoke, EngineUnreachable, Identity, Refusal
+from agent.engines.contract import EngineMisspoke, EngineRefusal, EngineUnreachable, Identity
 from agent.engines.identify import Starting, Verdict, identify
 from agent.engines.openai import OpenAiPlain
 from agent.settings.manifest import DeclaredModel, EngineKind, Manifest
@@ -94,12 +94,12 @@ async def test_ollama_is_not_taken_for_a_plain_server_although_it_has_an_openai_
 
 @pytest.mark.parametrize("server", ["pairmesh", "pairmesh/0.1.0"])
 async def test_pairmesh_itself_is_a_self_loop(server: str) -> None:
-    assert await told(ReplayServer({}, server=server)) is Refusal.SELF_LOOP
+    assert await told(ReplayServer({}, server=server)) is EngineRefusal.SELF_LOOP
 
 
 async def test_a_pair_proxy_is_not_adopted_by_itself() -> None:
     conflict = Sample(409, {}, b'{"code":"proxy-facade","error":"identity probe"}')
-    assert await told(ReplayServer({"/health": conflict})) is Refusal.PAIR_NOT_ADOPTED
+    assert await told(ReplayServer({"/health": conflict})) is EngineRefusal.PAIR_NOT_ADOPTED
 
 
 async def test_any_server_with_an_openai_list_is_plain(sample: GetSample) -> None:
@@ -142,8 +142,8 @@ async def test_a_web_site_is_no_engine() -> None:
 
 async def test_a_manifest_that_names_another_engine_is_contradicted(sample: GetSample) -> None:
     routes = {path: sample(f"llama-single-{path[1:]}") for path in ("/health", "/props", "/models")}
-    assert await told(ReplayServer(routes), EngineKind.OPENAI) is Refusal.IDENTITY_CHANGED
-    assert await told(ReplayServer(routes), EngineKind.VLLM) is Refusal.UNSUPPORTED
+    assert await told(ReplayServer(routes), EngineKind.OPENAI) is EngineRefusal.IDENTITY_CHANGED
+    assert await told(ReplayServer(routes), EngineKind.VLLM) is EngineRefusal.UNSUPPORTED
 
 
 async def test_a_refused_key_is_told_apart_from_no_engine(sample: GetSample) -> None:
@@ -188,7 +188,7 @@ async def test_a_server_below_a_path_that_cannot_list_is_known_by_a_declared_inv
     assert await below_path(ReplayServer({})) is None
     assert isinstance(await below_path(ReplayServer({}), (DeclaredModel(name="big"),)), Identity)
     loop = ReplayServer({}, server="pairmesh")
-    assert await below_path(loop, (DeclaredModel(name="big"),)) is Refusal.SELF_LOOP
+    assert await below_path(loop, (DeclaredModel(name="big"),)) is EngineRefusal.SELF_LOOP
     denied = ReplayServer({"/openai/v1/models": Sample(401)})
     with pytest.raises(EngineMisspoke, match="auth"):
         await below_path(denied, (DeclaredModel(name="big"),))

@@ -10,7 +10,14 @@ import aiohttp
 import pytest
 
 from agent.engines.classify import classify
-from agent.engines.contract import Finish, Health, LoadSource, Marks, Residency, TimingSource
+from agent.engines.contract import (
+    EndpointHealth,
+    FinishReason,
+    LoadSource,
+    ResidencyState,
+    ResponseMarks,
+    TimingSource,
+)
 from agent.engines.monitor import Cadence
 from agent.engines.timings import HEAD_BYTES, TAIL_BYTES, read_timings
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
@@ -39,7 +46,7 @@ async def chat(server: LlamaServer, **fields: Any) -> tuple[int, bytes]:
     return await post(server, "/v1/chat/completions", {"model": "tiny", "messages": HELLO, **fields})
 
 
-async def stream(server: LlamaServer, path: str, body: dict[str, Any]) -> tuple[bytes, Marks]:
+async def stream(server: LlamaServer, path: str, body: dict[str, Any]) -> tuple[bytes, ResponseMarks]:
     """A streamed answer and the marks a relay would take."""
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -50,7 +57,7 @@ async def stream(server: LlamaServer, path: str, body: dict[str, Any]) -> tuple[
         head = loop.time()
         chunks = [(loop.time(), line) async for line in answer.content]
     content = [at for at, line in chunks if b'"content":"' in line or b'"type":"text_delta"' in line]
-    marks = Marks(
+    marks = ResponseMarks(
         sent_ms=started * 1e3,
         head_ms=head * 1e3,
         first_byte_ms=chunks[0][0] * 1e3,
@@ -61,11 +68,11 @@ async def stream(server: LlamaServer, path: str, body: dict[str, Any]) -> tuple[
     return b"".join(line for _, line in chunks), marks
 
 
-def taught(body: bytes, marks: Marks) -> Any:
+def taught(body: bytes, marks: ResponseMarks) -> Any:
     return read_timings(body[:HEAD_BYTES], body[-TAIL_BYTES:], marks)
 
 
-def states(watched: Watched) -> dict[str, Residency]:
+def states(watched: Watched) -> dict[str, ResidencyState]:
     return {model.native_id: model.state for model in watched.status().resident}
 
 
@@ -74,7 +81,7 @@ async def test_one_model_is_seen_with_its_size_context_slots_and_load(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny,little", ctx=2048, parallel=2))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         status = watched.status()
     (owned,) = status.owned
     assert {owned.name, *owned.aliases} == {"tiny", "little"}
@@ -95,7 +102,7 @@ async def test_a_model_without_alias_is_offered_under_its_file_name_alone(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf"))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         (owned,) = watched.status().owned
     assert owned.name == "tiny.gguf"
     assert owned.native_id == str(models / "tiny.gguf")
@@ -107,7 +114,7 @@ async def test_a_server_with_one_model_is_never_sent_a_foreign_id(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny"))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         status = watched.status()
     assert (await post(server, "/v1/completions", {"model": "other", "prompt": "a", "max_tokens": 1}))[
         0
@@ -121,7 +128,7 @@ async def test_requests_in_hand_and_speeds_are_seen_while_and_after_they_run(
 ) -> None:
     server = start_llama(single(models / "mid.gguf", alias="tiny", parallel=1))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
 
         def used() -> list[float]:
             return [m.kv_used for s, _ in watched.told for m in s.resident if m.kv_used is not None]
@@ -146,7 +153,7 @@ async def test_router_mode_stays_empty_however_often_it_is_looked_at(
 ) -> None:
     server = start_llama(router(models))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         await looks(watched, 30)
         status = watched.status()
     assert status.resident == ()
@@ -168,16 +175,16 @@ async def test_a_load_and_an_unload_are_urgent_within_a_second_although_polls_ar
         await until(lambda: watched.status().observed_ms is not None and watched.status().owned)
         watched.told.clear()
         assert (await post(server, "/models/load", {"model": "tiny"}))[0] == 200
-        await until(lambda: states(watched) == {"tiny": Residency.RESIDENT})
-        (warm,) = [s for s, urgent in watched.told if urgent and _is(s, Residency.RESIDENT)][:1]
-        assert any(urgent and _is(status, Residency.LOADING) for status, urgent in watched.told)
+        await until(lambda: states(watched) == {"tiny": ResidencyState.RESIDENT})
+        (warm,) = [s for s, urgent in watched.told if urgent and _is(s, ResidencyState.RESIDENT)][:1]
+        assert any(urgent and _is(status, ResidencyState.LOADING) for status, urgent in watched.told)
         await until(lambda: watched.status().owned[-1].size_bytes)
         assert (await post(server, "/models/unload", {"model": "tiny"}))[0] == 200
         await until(lambda: states(watched) == {})
         status, urgent = watched.told[-1]
     assert urgent
     assert status.resident == ()
-    assert warm.health is Health.READY
+    assert warm.health is EndpointHealth.READY
     tiny = next(model for model in status.owned if model.name == "tiny")
     assert tiny.quant == "F16", "what a load taught about the weights is kept after the unload"
 
@@ -193,16 +200,16 @@ async def looks(watched: Watched, count: int) -> None:
     await until(enough)
 
 
-def _is(status: Any, state: Residency) -> bool:
+def _is(status: Any, state: ResidencyState) -> bool:
     return [model.state for model in status.resident] == [state]
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_as_failed(start_llama: StartLlama, models: Path) -> None:
     server = start_llama(router(models))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         await post(server, "/models/load", {"model": "broken"})
-        await until(lambda: states(watched) == {"broken": Residency.FAILED})
+        await until(lambda: states(watched) == {"broken": ResidencyState.FAILED})
 
 
 async def test_a_sleeping_model_is_seen_and_not_woken_by_looking(
@@ -210,9 +217,9 @@ async def test_a_sleeping_model_is_seen_and_not_woken_by_looking(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny", sleep_idle_s=1))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: states(watched) == {"tiny": Residency.SLEEPING})
+        await until(lambda: states(watched) == {"tiny": ResidencyState.SLEEPING})
         await looks(watched, 30)
-        assert states(watched) == {"tiny": Residency.SLEEPING}
+        assert states(watched) == {"tiny": ResidencyState.SLEEPING}
         status = watched.status()
     assert status.load is not None
     assert status.load.source is LoadSource.OWN
@@ -225,15 +232,15 @@ async def test_a_killed_and_restarted_server_is_gone_then_back_as_another_instan
 ) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny"))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         first = watched.status().identity
         server.send(signal.SIGKILL)
-        await until(lambda: watched.status().health is Health.UNREACHABLE)
+        await until(lambda: watched.status().health is EndpointHealth.UNREACHABLE)
         assert watched.status().resident == ()
         assert watched.status().owned, "what it owns stays known"
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         second = watched.status().identity
     assert first is not None
     assert second is not None
@@ -245,9 +252,9 @@ async def test_the_end_of_a_router_is_noticed_through_its_event_stream(
 ) -> None:
     server = start_llama(router(models))
     async with Watched(manifest(server.port), cadence=LAZY) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         server.send(signal.SIGKILL)
-        await until(lambda: watched.status().health is Health.UNREACHABLE)
+        await until(lambda: watched.status().health is EndpointHealth.UNREACHABLE)
 
 
 async def test_a_wrong_key_is_unauthorised_and_the_right_one_is_not(
@@ -256,8 +263,8 @@ async def test_a_wrong_key_is_unauthorised_and_the_right_one_is_not(
     server = start_llama(single(models / "tiny.gguf", alias="tiny", api_key="key of right"))
     entries = [manifest(server.port, name=name, credential=name) for name in ("right", "wrong")]
     async with Watched(*entries) as watched:
-        await until(lambda: watched.status("right").health is Health.READY)
-        await until(lambda: watched.status("wrong").health is Health.UNAUTHORISED)
+        await until(lambda: watched.status("right").health is EndpointHealth.READY)
+        await until(lambda: watched.status("wrong").health is EndpointHealth.UNAUTHORISED)
         assert not watched.status("wrong").health.takes_requests
 
 
@@ -266,7 +273,7 @@ async def test_an_engine_that_contradicts_its_manifest_is_refused(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf"))
     async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(lambda: watched.status().health is Health.REFUSED)
+        await until(lambda: watched.status().health is EndpointHealth.REFUSED)
         assert watched.status().reason == "identity_changed"
 
 
@@ -276,7 +283,7 @@ async def test_an_engine_on_a_known_loopback_port_is_found_and_named_after_its_k
     one, two = (start_llama(single(models / "tiny.gguf", alias="tiny")) for _ in range(2))
     async with Watched(ports=(one.port, two.port)) as watched:
         await until(lambda: len(watched.watch.endpoints()) == 2)
-        await until(lambda: all(s.health is Health.READY for s in watched.watch.endpoints().values()))
+        await until(lambda: all(s.health is EndpointHealth.READY for s in watched.watch.endpoints().values()))
         found = watched.watch.endpoints()
     assert set(found) == {"llamacpp", "llamacpp-2"}
     assert all(status.detected for status in found.values())
@@ -343,7 +350,7 @@ async def test_timings_of_a_stream_are_the_engines_own_within_one_percent(
     told = json.loads(raw[raw.rindex(b'"timings":') + 10 :].split(b"}")[0] + b"}")
     timings = taught(raw, marks)
     assert timings.source is TimingSource.ENGINE
-    assert timings.finish is Finish.LENGTH
+    assert timings.finish is FinishReason.LENGTH
     assert (timings.gen_tokens, timings.prompt_tokens) == (60, told["prompt_n"])
     assert timings.tg_tps == pytest.approx(told["predicted_per_second"], rel=0.01)
     assert timings.pp_tps == pytest.approx(told["prompt_per_second"], rel=0.01)
@@ -375,7 +382,7 @@ async def test_every_dialect_tells_its_token_counts(
 ) -> None:
     server = start_llama(single(models / "tiny.gguf", alias="tiny"))
     _, raw = await post(server, path, body)
-    marks = Marks(sent_ms=0, head_ms=50, last_byte_ms=50)
+    marks = ResponseMarks(sent_ms=0, head_ms=50, last_byte_ms=50)
     assert taught(raw, marks).gen_tokens == 40
     assert taught(raw, marks).prompt_tokens > 0
 
@@ -393,7 +400,7 @@ async def test_a_model_that_the_manifest_says_cannot_embed_is_not_offered_for_it
     server = start_llama(single(models / "tiny.gguf", alias="tiny"))
     declared = (DeclaredModel(name="tiny", caps=Caps(known=Capability.EMBEDDINGS)),)
     async with Watched(manifest(server.port, models=declared)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         assert Dialect.EMBED not in watched.status().dialects
         assert Dialect.CHAT in watched.status().dialects
 
@@ -403,5 +410,5 @@ async def test_the_models_of_a_router_tell_by_their_arguments_that_they_do_not_e
 ) -> None:
     server = start_llama(router(models))
     async with Watched(manifest(server.port)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         assert Dialect.EMBED not in watched.status().dialects

@@ -7,7 +7,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.effects.clock import SystemClock
-from agent.engines.contract import EndpointStatus, Health, LoadSource, Residency
+from agent.engines.contract import EndpointHealth, EndpointStatus, LoadSource, ResidencyState
 from agent.engines.monitor import TOO_LARGE, OwnRequests
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind
 from router_core import limits
@@ -46,7 +46,7 @@ def plain(sample: GetSample) -> ReplayServer:
     return ReplayServer({"/v1/models": models, "/health": Sample()})
 
 
-def health(watched: Watched) -> Callable[[Health], Callable[[], bool]]:
+def health(watched: Watched) -> Callable[[EndpointHealth], Callable[[], bool]]:
     return lambda wanted: lambda: watched.status().health is wanted
 
 
@@ -64,10 +64,10 @@ async def looks(watched: Watched, count: int) -> None:
 async def test_an_engine_becomes_ready_once_and_urgently(sample: GetSample) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         await looks(watched, 5)
     changes = [(status.health, urgent) for status, urgent in watched.told]
-    assert (Health.READY, True) in changes
+    assert (EndpointHealth.READY, True) in changes
     assert len(changes) <= 2, "an unchanged engine is not told of again"
     assert watched.status().health.code is EngineState.READY
 
@@ -76,7 +76,7 @@ async def test_speeds_are_told_from_counters_and_a_reset_gives_no_negative_one(s
     server = llama(sample)
     with_metrics(server, sample, "1", tokens_predicted_total=100, tokens_predicted_seconds_total=1)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         await looks(watched, 2)
         with_metrics(server, sample, "1", tokens_predicted_total=300, tokens_predicted_seconds_total=3)
         await until(lambda: speeds(watched) == [100.0])
@@ -113,22 +113,22 @@ def instance(status: EndpointStatus) -> str | None:
 async def test_an_engine_that_changes_its_kind_is_refused_for_good(sample: GetSample) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         server.routes = dict(plain(sample).routes)
-        await until(health(watched)(Health.REFUSED))
+        await until(health(watched)(EndpointHealth.REFUSED))
         assert watched.status().reason == "identity_changed"
         calls = len(server.calls)
         server.routes = dict(llama(sample).routes)
         await asyncio.sleep(0)
         watched.watch.report_denied("here", "tiny", Dialect.CHAT)
-        await until(lambda: watched.status().health is Health.REFUSED)
+        await until(lambda: watched.status().health is EndpointHealth.REFUSED)
         assert len(server.calls) == calls
 
 
 async def test_a_loop_to_ourselves_is_refused(sample: GetSample) -> None:
     server = ReplayServer(plain(sample).routes, server="pairmesh")
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(health(watched)(Health.REFUSED))
+        await until(health(watched)(EndpointHealth.REFUSED))
         assert watched.status().reason == "self_loop"
         assert watched.status().health.code is EngineState.DOWN
 
@@ -139,10 +139,10 @@ async def test_an_engine_that_still_loads_is_starting_and_then_ready(sample: Get
     )
     server = ReplayServer({"/health": loading})
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.STARTING))
+        await until(health(watched)(EndpointHealth.STARTING))
         assert not watched.status().health.takes_requests
         server.routes = dict(llama(sample).routes)
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
 
 
 async def test_garbage_is_health_and_never_a_crash(sample: GetSample) -> None:
@@ -156,22 +156,22 @@ async def test_garbage_is_health_and_never_a_crash(sample: GetSample) -> None:
     ]
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         for wrong in garbage:
             server.routes["/v1/models"] = server.routes["/metrics"] = wrong
             calls = len(server.calls)
             await until(lambda: not watched.status().health.takes_requests)
             await until(lambda before=calls: len(server.calls) > before + 10)  # type: ignore[misc]
             server.routes = dict(llama(sample).routes)
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
 
 
 async def test_while_only_the_fast_poll_fails_requests_go_on_and_facts_age(sample: GetSample) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         server.routes["/metrics"] = Sample(501)
-        await until(health(watched)(Health.DEGRADED))
+        await until(health(watched)(EndpointHealth.DEGRADED))
         assert watched.status().health.takes_requests
         assert watched.status().health.code is EngineState.READY
         seen = watched.status().observed_ms
@@ -200,14 +200,14 @@ async def test_a_connect_failure_the_relay_saw_takes_the_endpoint_away_until_it_
 ) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         watched.told.clear()
         watched.watch.report_connect_failed("here")
-        assert watched.status().health is Health.UNREACHABLE
+        assert watched.status().health is EndpointHealth.UNREACHABLE
         assert watched.status().resident == ()
         assert watched.told[-1][1], "told at once and as urgent"
-        await until(health(watched)(Health.READY))
-        assert [model.state for model in watched.status().resident] == [Residency.RESIDENT]
+        await until(health(watched)(EndpointHealth.READY))
+        assert [model.state for model in watched.status().resident] == [ResidencyState.RESIDENT]
 
 
 async def test_a_model_the_engine_denied_makes_it_read_the_list_at_once(sample: GetSample) -> None:
@@ -226,13 +226,13 @@ async def test_a_refusal_the_relay_saw_takes_nothing_away_unless_the_list_is_ref
 ) -> None:
     server = plain(sample)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         asked = server.calls.count(("GET", "/v1/models"))
         watched.watch.report_auth("here")
         await until(lambda: server.calls.count(("GET", "/v1/models")) > asked)
-        assert watched.status().health is Health.READY
+        assert watched.status().health is EndpointHealth.READY
         server.routes["/v1/models"] = Sample(401)
-        await until(health(watched)(Health.UNAUTHORISED))
+        await until(health(watched)(EndpointHealth.UNAUTHORISED))
 
 
 async def test_a_route_that_was_only_assumed_is_withdrawn_for_a_while_once_the_list_still_has_the_model(
@@ -241,7 +241,7 @@ async def test_a_route_that_was_only_assumed_is_withdrawn_for_a_while_once_the_l
     server = llama(sample)
     slow = type(QUICK)(fast_ms=50, busy_ms=50, quiet_ms=50, slow_ms=60_000, withdrawn_ms=300)
     async with server.serving(), Watched(manifest(server.port), cadence=slow) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         watched.watch.report_denied("here", "tiny", Dialect.RERANK)
         watched.watch.report_denied("here", "tiny", Dialect.CHAT)
         await until(lambda: Dialect.RERANK not in watched.status().dialects)
@@ -254,7 +254,7 @@ async def test_a_route_that_was_only_assumed_is_withdrawn_for_a_while_once_the_l
 async def test_a_route_that_has_served_stays_whatever_a_caller_gets(sample: GetSample) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         watched.watch.report_served("here", Dialect.RERANK)
         watched.watch.report_denied("here", "tiny", Dialect.RERANK)
         asked = server.calls.count(("GET", "/v1/models"))
@@ -293,17 +293,19 @@ async def test_an_engine_that_is_deaf_while_it_works_as_much_as_never_before_is_
 ) -> None:
     server = plain(sample)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         deafen(server)
         watched.watch.report_work("here", 1, began=True)
-        await until(health(watched)(Health.DEAF), 20)
+        await until(health(watched)(EndpointHealth.DEAF), 20)
         status = watched.status()
         assert (status.health.code, status.health.takes_requests) == (EngineState.FAILING, True)
         assert len(status.resident) == 2
         watched.watch.report_served("here", Dialect.CHAT)
         calls = len(server.calls)
         await until(lambda: len(server.calls) >= calls + 4, 20)
-        assert watched.status().health in (Health.READY, Health.DEGRADED), "it is known to be deaf, and works"
+        assert watched.status().health in (EndpointHealth.READY, EndpointHealth.DEGRADED), (
+            "it is known to be deaf, and works"
+        )
 
 
 async def test_an_engine_that_answered_with_as_much_to_do_is_silent_after_three_questions_and_back_with_one_answer(
@@ -311,20 +313,22 @@ async def test_an_engine_that_answered_with_as_much_to_do_is_silent_after_three_
 ) -> None:
     server = plain(sample)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         watched.watch.report_work("here", 2, began=True)
         await looks(watched, 2)
         routes = dict(server.routes)
         deafen(server)
         began = asyncio.get_running_loop().time()
-        await until(health(watched)(Health.SILENT), 20)
+        await until(health(watched)(EndpointHealth.SILENT), 20)
         assert asyncio.get_running_loop().time() - began < 8.0
         status, urgent = watched.told[-1]
         assert (status.health.code, status.reason, urgent) == (EngineState.FAILING, "silent", True)
-        assert [model.state for model in status.resident] == [Residency.RESIDENT] * 2, "it forgets nothing"
+        assert [model.state for model in status.resident] == [ResidencyState.RESIDENT] * 2, (
+            "it forgets nothing"
+        )
         assert status.health.takes_requests
         server.routes = routes
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
 
 
 async def test_a_byte_of_its_own_work_makes_up_for_questions_that_it_does_not_answer(
@@ -332,12 +336,12 @@ async def test_a_byte_of_its_own_work_makes_up_for_questions_that_it_does_not_an
 ) -> None:
     server = plain(sample)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         watched.watch.progress = lambda name: OwnRequests(last_byte_ms=SystemClock().boot_ms())
         deafen(server)
         calls = len(server.calls)
         await until(lambda: len(server.calls) >= calls + 5, 20)
-        assert watched.status().health is not Health.SILENT
+        assert watched.status().health is not EndpointHealth.SILENT
 
 
 async def test_an_engine_that_answers_questions_and_lets_all_requests_wait_is_stuck_until_one_moves(
@@ -345,7 +349,7 @@ async def test_an_engine_that_answers_questions_and_lets_all_requests_wait_is_st
 ) -> None:
     server = plain(sample)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         now = SystemClock().boot_ms()
         watched.watch.report_work("here", 1, began=True)
         waiting = OwnRequests(newest_ms=now - 61_000.0, all_overdue=True)
@@ -353,12 +357,12 @@ async def test_an_engine_that_answers_questions_and_lets_all_requests_wait_is_st
         monitor._moved_ms = now - 61_000
         watched.watch.progress = lambda name: replace(waiting, all_overdue=False)
         await looks(watched, 3)
-        assert watched.status().health is Health.READY
+        assert watched.status().health is EndpointHealth.READY
         watched.watch.progress = lambda name: waiting
-        await until(health(watched)(Health.STUCK))
+        await until(health(watched)(EndpointHealth.STUCK))
         assert watched.status().health.code is EngineState.FAILING
         watched.watch.progress = lambda name: replace(waiting, last_byte_ms=float(SystemClock().boot_ms()))
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
 
 
 async def test_own_requests_are_the_load_where_nothing_else_tells_it(sample: GetSample) -> None:
@@ -367,7 +371,7 @@ async def test_own_requests_are_the_load_where_nothing_else_tells_it(sample: Get
     async with server.serving():
         described = manifest(server.port, EngineKind.OPENAI, slots=2)
         async with Watched(described) as watched:
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
             for in_flight, expected in ((1, (1, 0)), (5, (2, 3)), (0, (0, 0))):
                 watched.watch.report_work("here", in_flight)
                 load = watched.status().load
@@ -387,7 +391,7 @@ async def test_the_operators_facts_beat_the_engines_and_of_two_limits_the_smalle
         ),
     )
     async with server.serving(), Watched(manifest(server.port, models=declared)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         status = watched.status()
     (owned,) = status.owned
     assert (owned.name, owned.native_id, owned.aliases) == ("org/small", "tiny", ("s",))
@@ -409,7 +413,7 @@ async def test_of_a_server_outside_only_declared_models_are_offered_and_its_list
     async with server.serving():
         declared = manifest(server.port, EngineKind.OPENAI, models=(big,))
         async with Watched(replace(declared, cloud=True, remote_host=True)) as watched:
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
             assert [(model.name, model.native_id) for model in watched.status().owned] == [("big", "a")]
     assert [path for _, path in server.calls].count("/v1/models") == 1, "to know that it is one"
 
@@ -433,7 +437,7 @@ async def test_of_a_hundred_thousand_models_the_first_are_looked_at_off_the_loop
     async with server.serving():
         beating = asyncio.create_task(beat())
         async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
             status = watched.status()
         beating.cancel()
     assert len(status.owned) == limits.ENGINE_MODELS - 4
@@ -446,7 +450,7 @@ async def test_a_list_too_long_to_be_read_leaves_the_last_one_and_is_told_if_the
     server = ReplayServer({"/v1/models": Sample(200, {}, b'{"data":[{"id":"a"}]}'), "/health": Sample()})
     async with server.serving():
         async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
             server.routes["/v1/models"] = huge
             await looks(watched, 10)
             assert [model.name for model in watched.status().owned] == ["a"]
@@ -459,7 +463,7 @@ async def test_a_change_of_a_plain_servers_models_is_seen_at_the_next_look() -> 
     server = ReplayServer({"/v1/models": Sample(200, {}, b'{"data":[{"id":"a"}]}'), "/health": Sample()})
     lazy = type(QUICK)(fast_ms=50, slow_ms=60_000)
     async with server.serving(), Watched(manifest(server.port, EngineKind.OPENAI), cadence=lazy) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         server.routes["/v1/models"] = Sample(200, {}, b'{"data":[{"id":"b","max_model_len":512}]}')
         await until(lambda: [model.name for model in watched.status().owned] == ["b"])
         assert watched.status().resident[0].ctx == 512
@@ -468,7 +472,7 @@ async def test_a_change_of_a_plain_servers_models_is_seen_at_the_next_look() -> 
 async def test_nothing_but_get_of_known_routes_is_ever_sent(sample: GetSample) -> None:
     server = llama(sample)
     async with server.serving(), Watched(manifest(server.port)) as watched:
-        await until(health(watched)(Health.READY))
+        await until(health(watched)(EndpointHealth.READY))
         await looks(watched, 10)
     assert {method for method, _ in server.calls} == {"GET"}
     assert {path for _, path in server.calls} <= {"/health", "/props", "/models", "/v1/models", "/metrics"}
@@ -480,7 +484,7 @@ async def test_a_closed_port_is_unreachable_and_tried_again(sample: GetSample) -
         await until(lambda: watched.status().reason == "unreachable" or watched.status().reason is None)
         server = llama(sample)
         async with server.serving(held.port):
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
 
 
 async def test_the_watch_closes_everything_it_opened(sample: GetSample) -> None:
@@ -488,5 +492,5 @@ async def test_the_watch_closes_everything_it_opened(sample: GetSample) -> None:
     async with server.serving():
         before = len(asyncio.all_tasks())
         async with Watched(manifest(server.port, EngineKind.OPENAI)) as watched:
-            await until(health(watched)(Health.READY))
+            await until(health(watched)(EndpointHealth.READY))
         await until(lambda: len(asyncio.all_tasks()) <= before + 1)

@@ -13,7 +13,7 @@ import pytest
 from agent.effects.clock import SystemClock
 from agent.engines.catalogue import CATALOGUE, LOOPBACK_PORTS
 from agent.engines.client import EngineClient
-from agent.engines.contract import FOREVER_S, Health, Identity, LoadSource, OwnedModel, Residency
+from agent.engines.contract import FOREVER_S, EndpointHealth, Identity, LoadSource, OwnedModel, ResidencyState
 from agent.engines.detect import Detection, default_manifest
 from agent.engines.identify import identify
 from agent.engines.ollama import Ollama, dialects_of, owned_model, resident_model, shown_of
@@ -211,16 +211,18 @@ def test_a_split_that_cannot_be_is_unknown(
 @pytest.mark.parametrize(
     ("expires", "state", "left"),
     [
-        ("2026-07-01T12:05:00.123456789Z", Residency.RESIDENT, 300),
-        ("2026-07-01T14:05:00+02:00", Residency.RESIDENT, 300),
-        ("2026-07-01T11:59:58Z", Residency.UNLOADING, 0),
-        ("2318-01-01T00:00:00Z", Residency.RESIDENT, FOREVER_S),
-        ("0001-01-01T00:00:00Z", Residency.RESIDENT, None),
-        ("soon", Residency.RESIDENT, None),
-        ("2026-07-01T12:05:00", Residency.RESIDENT, None),
+        ("2026-07-01T12:05:00.123456789Z", ResidencyState.RESIDENT, 300),
+        ("2026-07-01T14:05:00+02:00", ResidencyState.RESIDENT, 300),
+        ("2026-07-01T11:59:58Z", ResidencyState.UNLOADING, 0),
+        ("2318-01-01T00:00:00Z", ResidencyState.RESIDENT, FOREVER_S),
+        ("0001-01-01T00:00:00Z", ResidencyState.RESIDENT, None),
+        ("soon", ResidencyState.RESIDENT, None),
+        ("2026-07-01T12:05:00", ResidencyState.RESIDENT, None),
     ],
 )
-def test_an_expiry_is_read_on_the_engines_own_clock(expires: str, state: Residency, left: int | None) -> None:
+def test_an_expiry_is_read_on_the_engines_own_clock(
+    expires: str, state: ResidencyState, left: int | None
+) -> None:
     model = resident_model({"model": "m", "expires_at": expires}, NOW)
     assert model is not None
     assert (model.state, model.expires_s) == (state, left)
@@ -232,7 +234,7 @@ async def test_residents_are_told_with_their_context(fake: FakeOllama) -> None:
     async with client_of(manifest(fake.port, EngineKind.OLLAMA)) as client:
         seen = await adapter(client).observe(0, 2_000)
     (model,) = seen.resident
-    assert (model.native_id, model.state, model.ctx) == ("tiny:latest", Residency.RESIDENT, 2_048)
+    assert (model.native_id, model.state, model.ctx) == ("tiny:latest", ResidencyState.RESIDENT, 2_048)
     assert model.vram_bytes == model.total_bytes == TINY.size
     assert model.expires_s is not None
     assert 590 <= model.expires_s <= 600
@@ -245,16 +247,18 @@ async def test_a_listed_model_loads_while_an_own_older_request_waits_for_its_fir
     async with client_of(manifest(fake.port, EngineKind.OLLAMA)) as client:
         reader = adapter(client)
 
-        async def state(now_ms: int, waiting: dict[str, int]) -> list[Residency]:
+        async def state(now_ms: int, waiting: dict[str, int]) -> list[ResidencyState]:
             reader.awaits(waiting)
             return [model.state for model in (await reader.observe(now_ms, 1_000)).resident]
 
         assert await state(1_000, {"tiny:latest": 900}) == []
         await ask(fake, "/api/generate", model="tiny")
-        assert await state(2_000, {"tiny:latest": 900}) == [Residency.LOADING]
-        assert await state(3_000, {"tiny:latest": 900, "old:7b": 2_500}) == [Residency.LOADING]
-        assert await state(4_000, {}) == [Residency.RESIDENT]
-        assert await state(5_000, {"tiny:latest": 4_500}) == [Residency.RESIDENT], "a warm one just thinks"
+        assert await state(2_000, {"tiny:latest": 900}) == [ResidencyState.LOADING]
+        assert await state(3_000, {"tiny:latest": 900, "old:7b": 2_500}) == [ResidencyState.LOADING]
+        assert await state(4_000, {}) == [ResidencyState.RESIDENT]
+        assert await state(5_000, {"tiny:latest": 4_500}) == [ResidencyState.RESIDENT], (
+            "a warm one just thinks"
+        )
 
 
 # --- watched -------------------------------------------------------------------------------------------------
@@ -262,7 +266,7 @@ async def test_a_listed_model_loads_while_an_own_older_request_waits_for_its_fir
 
 async def test_watching_tells_all_and_never_asks_what_loads_or_keeps(fake: FakeOllama) -> None:
     async with Watched(manifest(fake.port, EngineKind.OLLAMA)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         status = watched.status()
         assert [model.name for model in status.owned if model.local] == [
             "tiny:latest",
@@ -285,25 +289,25 @@ async def test_watching_tells_all_and_never_asks_what_loads_or_keeps(fake: FakeO
 async def test_a_load_is_seen_as_one_through_the_watch(fake: FakeOllama) -> None:
     fake.load_s = 30
     async with Watched(manifest(fake.port, EngineKind.OLLAMA)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         sent_ms = watched.told[-1][0].observed_ms or 0
         watched.watch.report_sent("here", "tiny:latest", sent_ms)
         loading = asyncio.create_task(ask(fake, "/api/generate", model="tiny"))
-        await until(lambda: [m.state for m in watched.status().resident] == [Residency.LOADING])
+        await until(lambda: [m.state for m in watched.status().resident] == [ResidencyState.LOADING])
         watched.watch.report_heard("here", "tiny:latest", sent_ms)
-        await until(lambda: [m.state for m in watched.status().resident] == [Residency.RESIDENT])
+        await until(lambda: [m.state for m in watched.status().resident] == [ResidencyState.RESIDENT])
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
 
 
 async def test_an_engine_that_leaves_and_comes_back_in_another_version_is_read_anew(fake: FakeOllama) -> None:
     async with Watched(manifest(fake.port, EngineKind.OLLAMA)) as watched:
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
         assert watched.status().dialects & Dialect.RESPONSES
         fake.version = "0.12.0"
         watched.watch.report_connect_failed("here")
         await until(lambda: not watched.status().dialects & Dialect.RESPONSES)
-        await until(lambda: watched.status().health is Health.READY)
+        await until(lambda: watched.status().health is EndpointHealth.READY)
 
 
 async def test_a_real_server_is_read_and_left_as_it_is() -> None:

@@ -11,16 +11,16 @@ from agent.engines.catalogue import CATALOGUE
 from agent.engines.client import EngineClient
 from agent.engines.contract import (
     EngineAdapter,
-    EngineLoad,
     EngineMisspoke,
     EngineUnreachable,
     Identity,
     LoadSource,
     Observation,
+    ObservedLoad,
+    ObservedModel,
     OwnedModel,
     PushingAdapter,
-    Residency,
-    ResidentModel,
+    ResidencyState,
 )
 from agent.settings.manifest import Caps, DeclaredModel, EngineKind, Manifest
 from router_core.record.state import Capability
@@ -66,11 +66,11 @@ async def test_a_single_llama_server(sample: GetSample) -> None:
         )
         assert await llama.observe(0, 1_000) == Observation(
             resident=(
-                ResidentModel(
-                    native_id="tiny", state=Residency.RESIDENT, ctx=2_048, slots=2, running=0, waiting=0
+                ObservedModel(
+                    native_id="tiny", state=ResidencyState.RESIDENT, ctx=2_048, slots=2, running=0, waiting=0
                 ),
             ),
-            load=EngineLoad(source=LoadSource.ENGINE, running=0, waiting=0),
+            load=ObservedLoad(source=LoadSource.ENGINE, running=0, waiting=0),
         )
         assert llama.instance == "2828070849"
     assert ("GET", "/slots") not in server.calls, "an idle engine is not asked for its slots"
@@ -89,7 +89,7 @@ async def test_an_older_llama_server_tells_less_and_the_rest_is_unknown(sample: 
         2,
     )
     assert owned.quant is None
-    assert seen.load == EngineLoad(source=LoadSource.ENGINE, running=0, waiting=0)
+    assert seen.load == ObservedLoad(source=LoadSource.ENGINE, running=0, waiting=0)
     assert seen.resident[0].ctx == 1_024
 
 
@@ -102,8 +102,8 @@ async def test_a_sleeping_llama_server_is_asked_for_nothing_that_could_wake_it(s
         llama = adapter(client, manifest(server.port), "single")
         await llama.inventory()
         seen = await llama.observe(0, 1_000)
-    assert seen.resident[0].state is Residency.SLEEPING
-    assert seen.load == EngineLoad(source=LoadSource.OWN)
+    assert seen.resident[0].state is ResidencyState.SLEEPING
+    assert seen.load == ObservedLoad(source=LoadSource.OWN)
     assert {path for _, path in server.calls} == {"/v1/models", "/props"}
 
 
@@ -131,7 +131,7 @@ async def test_without_metrics_the_load_is_our_own_requests(sample: GetSample) -
         llama = adapter(client, manifest(server.port), "single", metrics=False)
         await llama.inventory()
         seen = await llama.observe(0, 1_000)
-    assert seen.load == EngineLoad(source=LoadSource.OWN)
+    assert seen.load == ObservedLoad(source=LoadSource.OWN)
     assert seen.resident[0].running is None
 
 
@@ -142,7 +142,7 @@ async def test_a_router_with_nothing_loaded(sample: GetSample) -> None:
         router = adapter(client, manifest(server.port), "router")
         owned = await router.inventory()
         assert await router.observe(0, 1_000) == Observation(
-            resident=(), load=EngineLoad(source=LoadSource.OWN)
+            resident=(), load=ObservedLoad(source=LoadSource.OWN)
         )
     assert owned == tuple(
         OwnedModel(
@@ -177,11 +177,11 @@ async def test_a_router_with_a_model_loaded_is_asked_about_it_without_loading_an
     assert (mid.size_bytes, mid.quant, mid.ctx_max, mid.ctx_served) == (41_785_344, "F16", 4_096, 1_024)
     assert seen == Observation(
         resident=(
-            ResidentModel(
-                native_id="mid", state=Residency.RESIDENT, ctx=1_024, slots=2, running=0, waiting=0
+            ObservedModel(
+                native_id="mid", state=ResidencyState.RESIDENT, ctx=1_024, slots=2, running=0, waiting=0
             ),
         ),
-        load=EngineLoad(source=LoadSource.ENGINE, running=0, waiting=0),
+        load=ObservedLoad(source=LoadSource.ENGINE, running=0, waiting=0),
     )
     asked = [path for _, path in server.calls if "model=" in path]
     assert all(path.endswith("&autoload=false") for path in asked)
@@ -199,7 +199,7 @@ async def test_a_model_gone_between_the_list_and_the_question_is_no_fault(
     assert seen.resident[0].running is None
 
 
-def steps_of(seen: Observation) -> list[tuple[str, Residency, float | None]]:
+def steps_of(seen: Observation) -> list[tuple[str, ResidencyState, float | None]]:
     return [(model.native_id, model.state, model.progress) for model in seen.resident]
 
 
@@ -216,14 +216,14 @@ async def test_the_events_of_a_router_tell_every_step_of_a_load(sample: GetSampl
             await anext(changes)
     assert steps == [
         [],
-        [("mid", Residency.LOADING, None)],
-        [("mid", Residency.LOADING, 0.0)],
-        [("mid", Residency.LOADING, 1.0)],
-        [("mid", Residency.RESIDENT, None)],
+        [("mid", ResidencyState.LOADING, None)],
+        [("mid", ResidencyState.LOADING, 0.0)],
+        [("mid", ResidencyState.LOADING, 1.0)],
+        [("mid", ResidencyState.RESIDENT, None)],
         [],
-        [("broken", Residency.LOADING, None)],
-        [("broken", Residency.LOADING, 0.0)],
-        [("broken", Residency.FAILED, None)],
+        [("broken", ResidencyState.LOADING, None)],
+        [("broken", ResidencyState.LOADING, 0.0)],
+        [("broken", ResidencyState.FAILED, None)],
     ]
 
 
@@ -237,8 +237,8 @@ async def test_a_plain_server_owns_what_it_lists_and_counts_as_ready(sample: Get
             seen = await plain.observe(0, 1_000)
             await plain.observe(0, 1_000)
     assert seen == Observation(
-        resident=(ResidentModel(native_id="tiny-lcpp", state=Residency.RESIDENT),),
-        load=EngineLoad(source=LoadSource.OWN),
+        resident=(ObservedModel(native_id="tiny-lcpp", state=ResidencyState.RESIDENT),),
+        load=ObservedLoad(source=LoadSource.OWN),
     )
     assert {path for _, path in server.calls} == {"/v1/models"}, "its list is its sign of life"
 

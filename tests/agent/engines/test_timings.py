@@ -9,23 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.engines.contract import Finish, Marks, Timings, TimingSource
+from agent.engines.contract import FinishReason, ResponseMarks, Timings, TimingSource
 from agent.engines.timings import HEAD_BYTES, TAIL_BYTES, read_timings
 from tests.support.fakes.replay import Sample
 
 GetSample = Callable[[str], Sample]
-WHOLE = Marks(sent_ms=1_000, head_ms=1_100, first_byte_ms=1_100, last_byte_ms=1_900)
+WHOLE = ResponseMarks(sent_ms=1_000, head_ms=1_100, first_byte_ms=1_100, last_byte_ms=1_900)
 STREAMED = replace(WHOLE, first_content_ms=1_200, content_events=4)
 
 
-def taught(body: bytes, marks: Marks) -> Timings | None:
+def taught(body: bytes, marks: ResponseMarks) -> Timings | None:
     return read_timings(body[:HEAD_BYTES], body[-TAIL_BYTES:], marks)
 
 
 def test_llama_timings_of_a_stream(sample: GetSample) -> None:
     told = taught(sample("llama-single-chat-stream-usage").body, STREAMED)
     assert told is not None
-    assert (told.source, told.finish, told.gen_tokens) == (TimingSource.ENGINE, Finish.LENGTH, 4)
+    assert (told.source, told.finish, told.gen_tokens) == (TimingSource.ENGINE, FinishReason.LENGTH, 4)
     assert told.prompt_tokens == 1
     assert told.cached_tokens == 27
     assert told.queue_ms == 100
@@ -60,7 +60,7 @@ def test_usage_of_every_spelling(
     assert told is not None
     assert (told.prompt_tokens, told.cached_tokens, told.gen_tokens) == (prompt, cached, generated)
     assert (told.prompt_ms, told.gen_ms) == (100, 700)
-    assert (told.source, told.finish) == (TimingSource.ENGINE, Finish.LENGTH)
+    assert (told.source, told.finish) == (TimingSource.ENGINE, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_head_that_comes_with_the_first_token_tells_no_prompt_time(
 ) -> None:
     """Servers that send the head with the first token would be read as ones that compute a prompt in no time."""
     body = b'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":20}}\n\n'
-    marks = Marks(
+    marks = ResponseMarks(
         sent_ms=0.0,
         head_ms=head_ms,
         first_byte_ms=1_000.0,
@@ -86,7 +86,9 @@ def test_a_head_that_comes_with_the_first_token_tells_no_prompt_time(
 
 def test_usage_alone_gives_no_times_without_a_stream(sample: GetSample) -> None:
     told = taught(sample("llama-cpp-python-0.3.36-chat").body, WHOLE)
-    assert told == Timings(source=TimingSource.ENGINE, prompt_tokens=27, gen_tokens=6, finish=Finish.LENGTH)
+    assert told == Timings(
+        source=TimingSource.ENGINE, prompt_tokens=27, gen_tokens=6, finish=FinishReason.LENGTH
+    )
 
 
 OLLAMA_WORD = b'{"model":"m","created_at":"t","response":"a ","done":false}\n'
@@ -103,13 +105,15 @@ LONG_CONTEXT = b",".join([b"128000"] * 4_000)
 @pytest.mark.parametrize(
     ("before", "context", "finish"),
     [
-        (OLLAMA_WORD * 900, b"1,2,3", Finish.LENGTH),
-        (b"", b"1,2,3", Finish.LENGTH),
+        (OLLAMA_WORD * 900, b"1,2,3", FinishReason.LENGTH),
+        (b"", b"1,2,3", FinishReason.LENGTH),
         (OLLAMA_WORD * 900, LONG_CONTEXT, None),
-        (b"", LONG_CONTEXT, Finish.LENGTH),
+        (b"", LONG_CONTEXT, FinishReason.LENGTH),
     ],
 )
-def test_ollamas_last_object_tells_nanoseconds(before: bytes, context: bytes, finish: Finish | None) -> None:
+def test_ollamas_last_object_tells_nanoseconds(
+    before: bytes, context: bytes, finish: FinishReason | None
+) -> None:
     told = taught(before + OLLAMA_LAST % context, STREAMED)
     assert told is not None
     assert (told.source, told.finish) == (TimingSource.ENGINE, finish)
@@ -122,7 +126,9 @@ def test_what_ollama_leaves_out_for_being_zero_stays_unknown() -> None:
     told = taught(b'{"model":"m","response":"","done":true,"done_reason":"load"}', WHOLE)
     assert told == Timings(source=TimingSource.ENGINE)
     cached = b'{"message":{"content":"a"},"done":true,"done_reason":"stop","eval_count":1,"eval_duration":9}'
-    assert taught(cached, WHOLE) == Timings(source=TimingSource.ENGINE, gen_tokens=1, finish=Finish.STOP)
+    assert taught(cached, WHOLE) == Timings(
+        source=TimingSource.ENGINE, gen_tokens=1, finish=FinishReason.STOP
+    )
     embedded = b'{"model":"m","embeddings":[[0.5]],"total_duration":14,"load_duration":1000000,"prompt_eval_count":8}'
     assert taught(embedded, WHOLE) == Timings(source=TimingSource.ENGINE, prompt_tokens=8, load_ms=1)
 
@@ -130,14 +136,14 @@ def test_what_ollama_leaves_out_for_being_zero_stays_unknown() -> None:
 def test_an_error_line_in_an_ollama_stream_is_the_finish() -> None:
     told = taught(OLLAMA_WORD + b'{"error":"the runner has stopped"}\n', replace(STREAMED, content_events=1))
     assert told is not None
-    assert (told.finish, told.source) == (Finish.ERROR, TimingSource.COUNTED)
+    assert (told.finish, told.source) == (FinishReason.ERROR, TimingSource.COUNTED)
 
 
 def test_with_nothing_told_the_content_events_are_counted(sample: GetSample) -> None:
     told = taught(
         sample("llama-cpp-python-0.3.36-chat-stream-plain").body, replace(STREAMED, content_events=2)
     )
-    assert told == Timings(source=TimingSource.COUNTED, gen_tokens=2, gen_ms=700, finish=Finish.LENGTH)
+    assert told == Timings(source=TimingSource.COUNTED, gen_tokens=2, gen_ms=700, finish=FinishReason.LENGTH)
 
 
 def test_nothing_at_all_teaches_nothing() -> None:
@@ -153,7 +159,7 @@ def test_figures_are_found_behind_a_body_that_is_too_long_to_keep(sample: GetSam
     told = taught(long, WHOLE)
     assert told is not None
     assert told.gen_tokens == 6
-    assert told.finish is Finish.LENGTH
+    assert told.finish is FinishReason.LENGTH
 
 
 def test_text_that_quotes_figures_is_not_taken_for_them() -> None:
@@ -165,7 +171,7 @@ def test_an_error_inside_a_stream_is_the_finish() -> None:
     body = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"error":{"message":"gone"}}\n\n'
     told = taught(body, STREAMED)
     assert told is not None
-    assert told.finish is Finish.ERROR
+    assert told.finish is FinishReason.ERROR
 
 
 @pytest.mark.parametrize(

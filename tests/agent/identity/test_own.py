@@ -14,7 +14,7 @@ from agent.identity.own import FORMER_MESHES, MeshFile, OwnIdentity, load_identi
 from agent.identity.tls import OwnFiles, context
 from agent.store.checked import pack, read_checked
 from agent.store.folders import RefuseToStart
-from agent.store.marks import Marks
+from agent.store.marks import MarkFiles
 from router_core.ids import MeshId
 from router_core.trust.mesh_choice import MeshClaim
 from router_core.trust.statements import FULL_MEMBER
@@ -176,7 +176,7 @@ def test_a_folder_copied_to_another_host_refuses_until_someone_decides(tmp_path:
 def test_a_new_identity_puts_the_old_one_and_its_roster_aside(tmp_path: Path) -> None:
     first = load(tmp_path)
     (tmp_path / "roster").mkdir()
-    Marks(tmp_path).save_epoch(7)
+    MarkFiles(tmp_path).save_epoch(7)
     second = load(tmp_path, b"another host", new=True)
     assert second.node_id != first.node_id
     assert second.mesh.mesh_id != first.mesh.mesh_id

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from agent.identity.routes import ROUTES, Answer, Port, allowed
+from agent.identity.routes import ROUTES, Port, RouteVerdict, allowed
 from router_core.record.state import Role
 
 EXPECTED = {
@@ -28,7 +28,7 @@ EXPECTED = {
 def test_every_route_is_open_to_its_roles_and_to_no_others(roles: int) -> None:
     assert set(ROUTES) == set(EXPECTED)
     for route, enough in EXPECTED.items():
-        assert allowed(*route, roles) is (Answer.ALLOWED if roles & enough else Answer.FORBIDDEN)
+        assert allowed(*route, roles) is (RouteVerdict.ALLOWED if roles & enough else RouteVerdict.FORBIDDEN)
 
 
 @pytest.mark.threat("T29")
@@ -44,9 +44,9 @@ def test_whatever_is_not_in_the_table_does_not_exist_even_with_all_roles() -> No
     }
     for route in product(Port, methods, paths):
         if route not in EXPECTED:
-            assert allowed(*route, 15) is Answer.NOT_FOUND
+            assert allowed(*route, 15) is RouteVerdict.NOT_FOUND
 
 
 def test_unknown_role_bits_open_nothing() -> None:
     for route in EXPECTED:
-        assert allowed(*route, 0xFFF0) is Answer.FORBIDDEN
+        assert allowed(*route, 0xFFF0) is RouteVerdict.FORBIDDEN

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.mesh.addresses import FAILURES, STRANGERS, AddressBook, AddressRules, Endpoint
+from agent.mesh.addresses import FAILURES, STRANGERS, AddressBook, AddressRules, PeerAddress
 from agent.settings.values import PeerHint
 from router_core.ids import Id32, NodeName, node_id_of
 from router_core.record.membership import Member
@@ -25,11 +25,11 @@ def member(number: int, name: str = "node") -> Member:
     return Member(id32=Id32(bytes([number]) * 32), der=b"", roles=1, admission=1, name=NodeName(name))
 
 
-def at(text: str, port: int = 7433) -> Endpoint:
-    return Endpoint(ip_address(text), port)
+def at(text: str, port: int = 7433) -> PeerAddress:
+    return PeerAddress(ip_address(text), port)
 
 
-def said(*endpoints: Endpoint) -> list[Address]:
+def said(*endpoints: PeerAddress) -> list[Address]:
     return [Address(ip=e.ip.packed, mesh_port=e.port, ingress_port=7434) for e in endpoints]
 
 
@@ -61,7 +61,7 @@ def book(*hints: PeerHint, rules: AddressRules = RULES) -> AddressBook:
     ],
     ids=str,
 )
-def test_hints_of_others_must_be_dialable_and_allowed(endpoint: Endpoint, admitted: bool) -> None:
+def test_hints_of_others_must_be_dialable_and_allowed(endpoint: PeerAddress, admitted: bool) -> None:
     assert RULES.admit(endpoint) is admitted
 
 
@@ -151,7 +151,7 @@ hosts = st.integers(2, 60).map(lambda last: at(f"10.0.0.{last}"))
 )
 @settings(max_examples=60)
 def test_what_is_chosen_is_known_unique_and_at_most_eight(
-    named: list[Endpoint], sighted: list[Endpoint], failed: list[Endpoint]
+    named: list[PeerAddress], sighted: list[PeerAddress], failed: list[PeerAddress]
 ) -> None:
     known = book()
     known.sight(member(1).node_id, sighted)

@@ -10,7 +10,7 @@ from zeroconf import IPVersion, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from agent.effects.clock import SystemClock
-from agent.mesh.addresses import Endpoint
+from agent.mesh.addresses import PeerAddress
 from agent.mesh.discovery import (
     EVENTS_PER_S,
     SERVICE,
@@ -30,7 +30,7 @@ class Watcher:
     """A discovery with everything it sighted."""
 
     def __init__(self, me: NodeId, port: int) -> None:
-        self.sightings: list[tuple[NodeId, tuple[Endpoint, ...]]] = []
+        self.sightings: list[tuple[NodeId, tuple[PeerAddress, ...]]] = []
         self.failures: list[BaseException] = []
         self.addresses: tuple[IpAddress, ...] = (LOOPBACK,)
         self.discovery = Discovery(
@@ -42,7 +42,7 @@ class Watcher:
             recheck_s=0.05,
         )
 
-    def _sighted(self, node_id: NodeId, endpoints: Sequence[Endpoint]) -> None:
+    def _sighted(self, node_id: NodeId, endpoints: Sequence[PeerAddress]) -> None:
         self.sightings.append((node_id, tuple(endpoints)))
 
 
@@ -88,11 +88,11 @@ def sighted(watcher: Watcher) -> set[str]:
 async def test_two_nodes_on_one_interface_sight_each_other_and_follow_a_change(stack: AsyncExitStack) -> None:
     a = await started(stack, IDS[0], 7433)
     b = await started(stack, IDS[1], 7533)
-    await until(lambda: (IDS[1], (Endpoint(LOOPBACK, 7533),)) in a.sightings, 15)
-    await until(lambda: (IDS[0], (Endpoint(LOOPBACK, 7433),)) in b.sightings, 15)
+    await until(lambda: (IDS[1], (PeerAddress(LOOPBACK, 7533),)) in a.sightings, 15)
+    await until(lambda: (IDS[0], (PeerAddress(LOOPBACK, 7433),)) in b.sightings, 15)
     moved = ip_address("127.0.0.9")
     b.addresses = (moved,)
-    newest_first = Endpoint(moved, 7533)
+    newest_first = PeerAddress(moved, 7533)
     await until(
         lambda: any(seen[0] == newest_first for _, seen in a.sightings), 15, picture=lambda: a.sightings
     )
@@ -128,7 +128,7 @@ async def test_browse_events_are_limited_per_second(stack: AsyncExitStack) -> No
 
 def test_a_record_counts_only_if_it_is_of_that_id_version_and_size() -> None:
     good = info(IDS[0])
-    assert sighting(IDS[0], good) == (Endpoint(LOOPBACK, 7433),)
+    assert sighting(IDS[0], good) == (PeerAddress(LOOPBACK, 7433),)
     assert sighting(IDS[1], good) == ()
     assert sighting(IDS[0], info(IDS[0], id_text="")) == ()
     assert sighting(IDS[0], info(IDS[0], v="2")) == ()
@@ -163,7 +163,7 @@ async def test_both_families_are_announced_and_a_move_is_told_without_waiting(st
     a.addresses = b.addresses = both
     a.discovery.moved()
     b.discovery.moved()
-    wanted = {Endpoint(ip, 7533) for ip in both}
+    wanted = {PeerAddress(ip, 7533) for ip in both}
     await until(lambda: any(set(seen) == wanted for _, seen in a.sightings), 15, picture=lambda: a.sightings)
 
 
@@ -174,7 +174,9 @@ async def test_an_id_that_somebody_else_announces_silences_nobody(stack: AsyncEx
     await reflector.async_register_service(info(IDS[0], port=1))
     a = await started(stack, IDS[0], 7433)
     b = await started(stack, IDS[1], 7533)
-    await until(lambda: (IDS[0], (Endpoint(LOOPBACK, 7433),)) in b.sightings, 15, picture=lambda: b.sightings)
+    await until(
+        lambda: (IDS[0], (PeerAddress(LOOPBACK, 7433),)) in b.sightings, 15, picture=lambda: b.sightings
+    )
     assert a.failures == []
     assert a.discovery.seen.failures == 0
 

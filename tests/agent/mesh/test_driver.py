@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.mesh.addresses import AddressBook, AddressRules
-from agent.mesh.driver import Driver, Told
+from agent.mesh.driver import Driver, DriverListeners
 from agent.mesh.inbox import HEARD_MOST, Inbox
 from router_core.ids import MeshId
 from router_core.mesh.protocol.actions import Action, Alarm, Notify, Persist, ViewChanged
@@ -74,7 +74,7 @@ class Rig:
             source=None,
             book=AddressBook(AddressRules(allow=())),
             shelf=self.shelf,
-            told=Told(
+            told=DriverListeners(
                 on_view=self.views.append,
                 notify=lambda code, fields: self.alarms.append((code, fields)),
                 failed=lambda name, exc: self.failures.append((name, exc)),

@@ -16,7 +16,7 @@ from aiohttp.web import WebSocketResponse
 
 from agent.identity.admittance import Refusal
 from agent.identity.tls import context, server_name
-from agent.mesh.link import Link
+from agent.mesh.link import LinkConnection
 from agent.mesh.meter import EXCESS_MOST
 from agent.mesh.traffic import Traffic
 from agent.settings.values import PeerHint
@@ -384,7 +384,7 @@ async def test_sending_on_a_transport_that_is_gone_harms_nobody(
     async with raw(node, people[1]) as client:
         assert await client.ask() == 101
         transport = cast(asyncio.Transport, client.writer.transport)
-        link = Link(
+        link = LinkConnection(
             LinkId(1), people[0].id16, WebSocketResponse(), transport, dialled=None, traffic=Traffic()
         )
         transport.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.mesh.addresses import Endpoint
+from agent.mesh.addresses import PeerAddress
 from agent.settings.values import PeerHint
 from router_core.ids import mesh8_of
 from router_core.record.envelope import read_header
@@ -169,7 +169,7 @@ async def test_a_sighting_alone_is_enough_to_link(town: Town) -> None:
     a, b = await town.start(0), await town.start(1)
     near, far = sorted((a, b), key=lambda peer: peer.who.id16)
     await until(lambda: near.driver.picture().epoch)
-    near.driver.sighted(far.who.member.node_id, [Endpoint(ip_address(far.host), far.port)])
+    near.driver.sighted(far.who.member.node_id, [PeerAddress(ip_address(far.host), far.port)])
     await until(lambda: a.sees(b.who) and b.sees(a.who), 15, picture=a.driver.picture)
 
 
@@ -177,7 +177,7 @@ async def test_a_new_member_is_dialled_where_its_file_said(town: Town) -> None:
     near, far = sorted(town.people[:2], key=lambda who: who.id16)
     a = await town.start(town.people.index(near), members=[town.people.index(near)])
     b = await town.start(town.people.index(far))
-    a.driver.sighted(far.member.node_id, [Endpoint(ip_address(b.host), b.port)])
+    a.driver.sighted(far.member.node_id, [PeerAddress(ip_address(b.host), b.port)])
     await a.set_roster([near.member, far.member])
     await until(lambda: a.sees(far) and b.sees(near), 15, picture=a.driver.picture)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.mesh.interfaces import Held, HostNetwork, Interface, IpAddress, read_network
+from agent.mesh.interfaces import HostNetwork, Interface, InterfaceAddress, IpAddress, read_network
 from agent.mesh.own_addresses import OwnAddresses, ranked
 from agent.settings.values import Listen
 from router_core import limits
@@ -21,7 +21,7 @@ def network(*found: tuple[Interface, str]) -> HostNetwork:
     """Interfaces with their addresses, blank separated, in the kernel's order; ``-`` marks a temporary one, ``!`` one
     that is not used."""
     held = [
-        Held(
+        InterfaceAddress(
             ip=ip_address(text.strip("-!")),
             interface=each.name,
             temporary="-" in text,
@@ -182,7 +182,9 @@ def test_what_is_told_is_held_dialable_and_never_nothing_if_there_is_anything(
 ) -> None:
     names = st.sampled_from([each.name for each in interfaces])
     held = data.draw(
-        st.lists(st.builds(Held, ip=ADDRESSES, interface=names, temporary=st.booleans()), max_size=12)
+        st.lists(
+            st.builds(InterfaceAddress, ip=ADDRESSES, interface=names, temporary=st.booleans()), max_size=12
+        )
     )
     found = HostNetwork(interfaces=tuple(interfaces), addresses=tuple(held))
     told = ranked(found, in_use)

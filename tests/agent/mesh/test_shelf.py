@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 
 from agent.mesh.shelf import MeshShelf
-from agent.store.marks import Marks
+from agent.store.marks import MarkFiles
 from agent.store.members import PeerFiles
 from router_core.ids import Id16, Id32, MeshId, NodeName
 from router_core.mesh.protocol.events import SavedKey
-from router_core.mesh.records.saved import Floor, Known, encode_addresses, encode_epoch, encode_floors
+from router_core.mesh.records.saved import (
+    KnownAddresses,
+    RecordFloor,
+    encode_addresses,
+    encode_epoch,
+    encode_floors,
+)
 from router_core.record.membership import Member
 from router_core.record.state import Address
 
@@ -26,7 +32,7 @@ def address(last: int) -> Address:
 
 
 def shelf(state: Path) -> MeshShelf:
-    return MeshShelf(Marks(state), PeerFiles(state))
+    return MeshShelf(MarkFiles(state), PeerFiles(state))
 
 
 MEMBERS = {member(number).id16: member(number) for number in (1, 2)}
@@ -39,7 +45,7 @@ def test_an_empty_folder_is_a_first_start(tmp_path: Path) -> None:
 
 
 def test_epoch_floors_and_addresses_survive(tmp_path: Path) -> None:
-    floors = tuple(Floor(id16=id16, v_epoch=3, v_seq=9, s_epoch=2, s_seq=4) for id16 in sorted(MEMBERS))
+    floors = tuple(RecordFloor(id16=id16, v_epoch=3, v_seq=9, s_epoch=2, s_seq=4) for id16 in sorted(MEMBERS))
     kept = shelf(tmp_path)
     kept.save(SavedKey.EPOCH, encode_epoch(41), MEMBERS)
     kept.save(SavedKey.FLOORS, encode_floors(floors), MEMBERS)
@@ -47,7 +53,7 @@ def test_epoch_floors_and_addresses_survive(tmp_path: Path) -> None:
     saved = shelf(tmp_path).load(MESH, ())
     assert saved.epoch == 41
     assert saved.floors == floors
-    assert saved.addresses == (Known(member(1).id16, (address(5), address(6))),)
+    assert saved.addresses == (KnownAddresses(member(1).id16, (address(5), address(6))),)
 
 
 def test_a_lost_epoch_file_is_never_reused(tmp_path: Path) -> None:

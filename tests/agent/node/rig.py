@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from agent.board import Board
 from agent.engines.contract import (
+    EndpointHealth,
     EndpointStatus,
-    EngineLoad,
-    Health,
     Identity,
     LoadSource,
-    Marks,
+    ObservedLoad,
+    ObservedModel,
     OwnedModel,
-    Residency,
-    ResidentModel,
+    ResidencyState,
+    ResponseMarks,
     Timings,
 )
 from agent.node.learning import Learning
@@ -100,8 +100,10 @@ def an_owned(name: str = "tiny", **over: Any) -> OwnedModel:
     return OwnedModel(native_id=over.pop("native_id", f"/{name}.gguf"), name=name, **over)
 
 
-def a_resident(name: str = "tiny", state: Residency = Residency.RESIDENT, **over: Any) -> ResidentModel:
-    return ResidentModel(native_id=over.pop("native_id", f"/{name}.gguf"), state=state, **over)
+def a_resident(
+    name: str = "tiny", state: ResidencyState = ResidencyState.RESIDENT, **over: Any
+) -> ObservedModel:
+    return ObservedModel(native_id=over.pop("native_id", f"/{name}.gguf"), state=state, **over)
 
 
 def an_endpoint(name: str = "llama", **over: Any) -> EndpointStatus:
@@ -118,13 +120,13 @@ def an_endpoint(name: str = "llama", **over: Any) -> EndpointStatus:
     )
     fields: dict[str, Any] = {
         "manifest": manifest,
-        "health": Health.READY,
+        "health": EndpointHealth.READY,
         "identity": Identity(
             engine=EngineKind.LLAMACPP, flavour="single", version="b1", dialects=Dialect.CHAT
         ),
         "owned": (an_owned(),),
         "resident": (a_resident(),),
-        "load": EngineLoad(source=LoadSource.ENGINE, running=0, waiting=0),
+        "load": ObservedLoad(source=LoadSource.ENGINE, running=0, waiting=0),
         "observed_ms": 999_900,
     }
     return EndpointStatus(name=name, **(fields | over))
@@ -338,7 +340,7 @@ def answered(routed: Routed, status: int, failure: FailureClass, *, fault: bool 
     return an_outcome(routed, Result.ANSWERED, status=status, failure=failure, fault=fault)
 
 
-def marks(now: int, **over: Any) -> Marks:
+def marks(now: int, **over: Any) -> ResponseMarks:
     """Sent at ``now``; a stream whose first content came 100 ms later and whose last came after 1.1 s."""
     fields: dict[str, Any] = {
         "sent_ms": float(now),
@@ -348,7 +350,7 @@ def marks(now: int, **over: Any) -> Marks:
         "last_byte_ms": now + 1_100.0,
         "content_events": STREAMED,
     }
-    return Marks(**(fields | over))
+    return ResponseMarks(**(fields | over))
 
 
 def a_report(routed: Routed, outcome: Outcome | None = None, **over: Any) -> AttemptReport:

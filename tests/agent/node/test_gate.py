@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.engines.contract import EngineLoad, Health, LoadSource
+from agent.engines.contract import EndpointHealth, LoadSource, ObservedLoad
 from agent.node.gate import TOKENS_MOST, Gate
 from agent.node.statement import EndpointWork
 from agent.relay.ports import RouteHeader
@@ -63,7 +63,7 @@ def test_what_is_not_here_is_absent(world: World) -> None:
     assert cause(world, "other") == "model_absent"
     assert cause(world, endpoint="beta") == "model_absent"
     assert cause(world, dialect=Dialect.OLLAMA_CHAT) == "model_absent"
-    world.own(an_endpoint(health=Health.UNREACHABLE))
+    world.own(an_endpoint(health=EndpointHealth.UNREACHABLE))
     assert cause(world) == "model_absent"
     world.own(an_endpoint(resident=()))
     assert cause(world) == "model_absent"
@@ -80,7 +80,7 @@ def test_a_full_engine_refuses_by_what_is_there_at_this_moment(world: World) -> 
 
 
 def test_what_others_run_on_the_engine_fills_it_too(world: World) -> None:
-    busy = EngineLoad(source=LoadSource.ENGINE, running=1, waiting=1)
+    busy = ObservedLoad(source=LoadSource.ENGINE, running=1, waiting=1)
     world.own(an_endpoint(slots=1, max_queue=1, load=busy), work={})
     assert cause(world) is None
     world.own(an_endpoint(slots=1, max_queue=1), work={"llama": EndpointWork(foreign=2)})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.engines.contract import EngineLoad, LoadSource, Residency
+from agent.engines.contract import LoadSource, ObservedLoad, ResidencyState
 from agent.node.own_work import own_work
 from agent.node.statement import is_event, static_statement, volatile_statement
 from router_core.policy.pressure import GIB
@@ -108,23 +108,23 @@ def test_an_idle_engine_is_no_work() -> None:
 
 def test_requests_of_ours_and_those_others_sent_the_engine_are_both_its_work() -> None:
     assert own_work([an_endpoint()], lambda _engine: 1).in_flight
-    load = EngineLoad(source=LoadSource.ENGINE, running=1, waiting=0)
+    load = ObservedLoad(source=LoadSource.ENGINE, running=1, waiting=0)
     assert own_work([an_endpoint(load=load)], none_at).in_flight
 
 
 @pytest.mark.parametrize(
     ("state", "policy", "requests", "loading"),
     [
-        (Residency.LOADING, LoadPolicy.FIXED, 0, True),
-        (Residency.UNLOADING, LoadPolicy.FIXED, 0, True),
-        (Residency.RESIDENT, LoadPolicy.ON_DEMAND, 1, False),
-        (Residency.SLEEPING, LoadPolicy.ON_DEMAND, 1, True),
-        (Residency.SLEEPING, LoadPolicy.ON_DEMAND, 0, False),
-        (Residency.SLEEPING, LoadPolicy.FIXED, 1, False),
+        (ResidencyState.LOADING, LoadPolicy.FIXED, 0, True),
+        (ResidencyState.UNLOADING, LoadPolicy.FIXED, 0, True),
+        (ResidencyState.RESIDENT, LoadPolicy.ON_DEMAND, 1, False),
+        (ResidencyState.SLEEPING, LoadPolicy.ON_DEMAND, 1, True),
+        (ResidencyState.SLEEPING, LoadPolicy.ON_DEMAND, 0, False),
+        (ResidencyState.SLEEPING, LoadPolicy.FIXED, 1, False),
     ],
 )
 def test_a_load_is_what_the_engine_says_or_a_request_at_an_empty_one_that_loads_on_demand(
-    state: Residency, policy: LoadPolicy, requests: int, loading: bool
+    state: ResidencyState, policy: LoadPolicy, requests: int, loading: bool
 ) -> None:
     engine = an_endpoint(resident=(a_resident(state=state),), jit_load=policy is LoadPolicy.ON_DEMAND)
     assert own_work([engine], lambda _engine: requests).loading is loading

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.engines.contract import FOREVER_S, EndpointStatus, Health, Identity, OwnedModel, Residency
+from agent.engines.contract import (
+    FOREVER_S,
+    EndpointHealth,
+    EndpointStatus,
+    Identity,
+    OwnedModel,
+    ResidencyState,
+)
 from agent.node.listing import FleetListing
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.ports import Held, Offered, Routed
@@ -54,7 +61,7 @@ def test_a_list_names_exactly_what_a_request_would_be_routed_to() -> None:
     world.peer("b", an_ollama(an_owned("mid:1b", aliases=("fast",)), an_owned("cloudy:cloud", local=False)))
     world.peer("gone", an_ollama(an_owned("lost:1b")), state=Liveness.GONE)
     world.peer("drains", an_ollama(an_owned("left:1b")), flags=Flag.DRAINING)
-    world.peer("down", an_ollama(an_owned("dead:1b"), health=Health.UNREACHABLE))
+    world.peer("down", an_ollama(an_owned("dead:1b"), health=EndpointHealth.UNREACHABLE))
     named = {each.name: each.dialects for each in listing(world).offered()}
     assert set(named) == {"tiny", "mid:1b", "fast:latest"}
     everything = {
@@ -133,14 +140,14 @@ def test_own_facts_that_are_not_told_to_the_mesh_are_listed_for_own_models_alone
 @pytest.mark.parametrize(
     ("state", "listed"),
     [
-        (Residency.RESIDENT, True),
-        (Residency.LOADING, True),
-        (Residency.UNLOADING, False),
-        (Residency.SLEEPING, False),
-        (Residency.DOWNLOADING, False),
+        (ResidencyState.RESIDENT, True),
+        (ResidencyState.LOADING, True),
+        (ResidencyState.UNLOADING, False),
+        (ResidencyState.SLEEPING, False),
+        (ResidencyState.DOWNLOADING, False),
     ],
 )
-def test_what_is_in_memory_or_on_its_way_in_is_held(state: Residency, listed: bool) -> None:
+def test_what_is_in_memory_or_on_its_way_in_is_held(state: ResidencyState, listed: bool) -> None:
     world = World()
     world.own(an_ollama(an_owned(), resident=(a_resident(state=state),)))
     assert bool(held(world)) is listed

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from agent.engines.contract import EngineLoad, Health, LoadSource
+from agent.engines.contract import EndpointHealth, LoadSource, ObservedLoad
 from agent.node.answers import hints_header
 from agent.node.placing import Choosing
 from agent.node.statement import EndpointWork
@@ -379,7 +379,9 @@ def test_the_client_is_told_what_stood_in_for_the_model_it_named() -> None:
     world.own(
         an_endpoint(owned=(an_owned("big", base="Toy-2B", quant="Q8_0"),), resident=(a_resident("big"),))
     )
-    world.peer("beta", an_endpoint(owned=(an_owned(base="toy-2b"),), health=Health.UNREACHABLE, resident=()))
+    world.peer(
+        "beta", an_endpoint(owned=(an_owned(base="toy-2b"),), health=EndpointHealth.UNREACHABLE, resident=())
+    )
     strict = world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
     assert isinstance(strict, Turned)
     routed = world.route(world.ask(headers=(("x-pairmesh-match", "quant"),)))
@@ -390,7 +392,7 @@ def test_the_client_is_told_what_stood_in_for_the_model_it_named() -> None:
 def test_requests_go_on_leaving_the_mesh_until_it_is_nearly_as_good_again() -> None:
     world = World(policy=PlacementPolicy(spill_cap=Locality.ANY))
     world.own(an_endpoint("out", cloud=True, remote_host=True, slots=8))
-    busy = EngineLoad(source=LoadSource.ENGINE, running=1, waiting=200)
+    busy = ObservedLoad(source=LoadSource.ENGINE, running=1, waiting=200)
     world.peer(
         "beta", an_endpoint(slots=1, max_queue=300, load=busy), work={"llama": EndpointWork(foreign=201)}
     )

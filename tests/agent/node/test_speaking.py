@@ -8,7 +8,7 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from agent.engines.contract import EndpointStatus, EngineLoad, Health, LoadSource, Residency
+from agent.engines.contract import EndpointHealth, EndpointStatus, LoadSource, ObservedLoad, ResidencyState
 from agent.node.speaking import LINGER_MS, PROFILES_MS, Listeners, Sources, Speaking
 from agent.node.work import WatchedWork
 from router_core import limits
@@ -74,7 +74,7 @@ class Spoken:
 
     def look(self, running: int | None, waiting: int | None = 0, **over: Any) -> None:
         """The engine is looked at now."""
-        load = EngineLoad(source=over.pop("source", LoadSource.ENGINE), running=running, waiting=waiting)
+        load = ObservedLoad(source=over.pop("source", LoadSource.ENGINE), running=running, waiting=waiting)
         self.endpoints["llama"] = an_endpoint(load=load, observed_ms=self.clock.now, **over)
 
     def foreign(self) -> int:
@@ -151,7 +151,7 @@ def test_the_first_statement_is_urgent_and_one_like_the_last_is_not(node: Spoken
 
 def test_a_change_of_state_or_residency_is_urgent(node: Spoken) -> None:
     node.say()
-    node.endpoints["llama"] = an_endpoint(health=Health.UNREACHABLE)
+    node.endpoints["llama"] = an_endpoint(health=EndpointHealth.UNREACHABLE)
     assert node.say(10)[2]
     node.endpoints["llama"] = an_endpoint(resident=())
     assert node.say(10)[2]
@@ -334,7 +334,7 @@ def test_a_model_never_asked_for_is_idle_since_it_was_first_seen(node: Spoken) -
 def test_what_is_left_of_a_load_is_what_earlier_loads_took(node: Spoken) -> None:
     facts = ProfileFacts(model=0, engine=0, n=3, load_p75_ds=100)
     node.claims = [("llama", "tiny", facts)]
-    node.endpoints["llama"] = an_endpoint(resident=(a_resident(state=Residency.LOADING),))
+    node.endpoints["llama"] = an_endpoint(resident=(a_resident(state=ResidencyState.LOADING),))
     assert node.say()[1].residents[0].load_left_ds == 100
     (loading,) = node.say(4_000)[1].residents
     assert (loading.state, loading.load_left_ds) == (ModelState.LOADING, 60)

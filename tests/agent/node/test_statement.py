@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.engines.contract import EndpointStatus, EngineLoad, Health, LoadSource, Residency
+from agent.engines.contract import EndpointHealth, EndpointStatus, LoadSource, ObservedLoad, ResidencyState
 from agent.node.statement import EndpointWork, ModelTimes, foreign_requests, is_event, static_statement
 from agent.settings.manifest import EngineUrl
 from router_core import limits
@@ -146,15 +146,15 @@ def test_work_fills_the_slots_and_the_rest_waits(ours: int, foreign: int, runnin
 @pytest.mark.parametrize(
     ("health", "state"),
     [
-        (Health.READY, EngineState.READY),
-        (Health.DEGRADED, EngineState.READY),
-        (Health.UNREACHABLE, EngineState.DOWN),
-        (Health.STARTING, EngineState.STARTING),
-        (Health.UNAUTHORISED, EngineState.DOWN),
-        (Health.REFUSED, EngineState.DOWN),
+        (EndpointHealth.READY, EngineState.READY),
+        (EndpointHealth.DEGRADED, EngineState.READY),
+        (EndpointHealth.UNREACHABLE, EngineState.DOWN),
+        (EndpointHealth.STARTING, EngineState.STARTING),
+        (EndpointHealth.UNAUTHORISED, EngineState.DOWN),
+        (EndpointHealth.REFUSED, EngineState.DOWN),
     ],
 )
-def test_an_engine_that_takes_no_requests_has_no_load(health: Health, state: EngineState) -> None:
+def test_an_engine_that_takes_no_requests_has_no_load(health: EndpointHealth, state: EngineState) -> None:
     (load,) = said(an_endpoint(health=health)).engines
     assert load.state == state
     assert (load.running is None) is (state != EngineState.READY)
@@ -163,7 +163,7 @@ def test_an_engine_that_takes_no_requests_has_no_load(health: Health, state: Eng
 def test_an_engine_that_was_never_looked_at_is_not_called_ready() -> None:
     (load,) = said(an_endpoint(observed_ms=None)).engines
     assert load.state == EngineState.UNKNOWN
-    (load,) = said(an_endpoint(observed_ms=None, health=Health.STARTING)).engines
+    (load,) = said(an_endpoint(observed_ms=None, health=EndpointHealth.STARTING)).engines
     assert load.state == EngineState.STARTING
 
 
@@ -188,7 +188,7 @@ def test_what_is_in_memory_is_told_by_position() -> None:
         "b",
         owned=owned_models("x"),
         resident=(
-            a_resident("x", Residency.SLEEPING, total_bytes=4 * MIB, vram_bytes=MIB, ctx=4_096),
+            a_resident("x", ResidencyState.SLEEPING, total_bytes=4 * MIB, vram_bytes=MIB, ctx=4_096),
             a_resident("nobody-knows"),
         ),
     )
@@ -204,7 +204,7 @@ def test_what_is_in_memory_is_told_by_position() -> None:
 
 
 def test_a_model_that_failed_to_load_is_not_in_memory() -> None:
-    assert said(an_endpoint(resident=(a_resident(state=Residency.FAILED),))).residents == ()
+    assert said(an_endpoint(resident=(a_resident(state=ResidencyState.FAILED),))).residents == ()
 
 
 def test_a_model_whose_memory_nobody_tells_takes_what_its_file_does() -> None:
@@ -276,7 +276,7 @@ def test_what_merely_moves_waits_for_the_next_record(after: Volatile) -> None:
 def test_foreign_requests_are_what_an_engine_counts_beyond_ours(
     running: int | None, waiting: int | None, ours: int, source: LoadSource
 ) -> None:
-    load = EngineLoad(source=source, running=running, waiting=waiting)
+    load = ObservedLoad(source=source, running=running, waiting=waiting)
     foreign = foreign_requests(an_endpoint(load=load), ours)
     if running is None or source is LoadSource.OWN:
         assert foreign == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.engines.contract import Credential, EndpointStatus, Health
+from agent.engines.contract import Credential, EndpointHealth, EndpointStatus
 from agent.identity.own import load_identity
 from agent.identity.tls import OwnFiles, TlsContexts
 from agent.mesh.addresses import AddressBook, AddressRules, Unfit
@@ -212,9 +212,9 @@ def test_an_own_engine_takes_requests_while_it_is_well_and_the_node_stays(hand: 
     hand.endpoints = {"llama": an_endpoint()}
     assert hand.targets.local("llama") is hand.targets.local("llama")
     assert hand.targets.local("other") is None
-    hand.endpoints = {"llama": an_endpoint(health=Health.UNREACHABLE)}
+    hand.endpoints = {"llama": an_endpoint(health=EndpointHealth.UNREACHABLE)}
     assert hand.targets.local("llama") is None
-    hand.endpoints = {"llama": an_endpoint(health=Health.DEGRADED)}
+    hand.endpoints = {"llama": an_endpoint(health=EndpointHealth.DEGRADED)}
     assert hand.targets.local("llama") is not None
     hand.draining = True
     assert hand.targets.local("llama") is None

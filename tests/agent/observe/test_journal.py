@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.observe.journal import Journal
-from agent.observe.journal_file import KEPT_MS, AuditRow, JournalFile, Row, bodies, body_of
+from agent.observe.journal_file import KEPT_MS, AuditRow, JournalFile, JournalRow, bodies, body_of
 from agent.observe.log import Log
 from router_core import limits
 from router_core.placement.reasons import Action, Reason
@@ -166,7 +166,7 @@ class Refusing(JournalFile):
 
     refuses = True
 
-    def write(self, rows: Iterable[Row], audit: Sequence[AuditRow]) -> None:
+    def write(self, rows: Iterable[JournalRow], audit: Sequence[AuditRow]) -> None:
         if self.refuses:
             raise sqlite3.OperationalError("database or disk is full")
         super().write(rows, audit)
@@ -357,8 +357,8 @@ def pages_of(path: Path) -> tuple[int, int, int]:
     return pages, free, size
 
 
-def row(row_id: str, at_ms: int, size: int = 10) -> Row:
-    return Row(
+def row(row_id: str, at_ms: int, size: int = 10) -> JournalRow:
+    return JournalRow(
         id=row_id,
         at_ms=at_ms,
         request_id="r",

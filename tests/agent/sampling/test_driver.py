@@ -8,7 +8,7 @@ from agent.sampling.driver import (
     LIBRARY,
     Card,
     DriverSeen,
-    Places,
+    LibraryPlaces,
     driver_version,
     library_version,
     look_for_driver,
@@ -28,10 +28,10 @@ def test_the_version_of_the_loaded_driver_is_found(text: str, version: str | Non
     assert driver_version(text) == version
 
 
-NOWHERE = Places(wsl=Path("/nowhere"), cache=Path("/nowhere"), usual=())
+NOWHERE = LibraryPlaces(wsl=Path("/nowhere"), cache=Path("/nowhere"), usual=())
 
 
-def seen(found: Roots, search: str = "", places: Places = NOWHERE) -> DriverSeen:
+def seen(found: Roots, search: str = "", places: LibraryPlaces = NOWHERE) -> DriverSeen:
     return look_for_driver(found, search, None, places)
 
 
@@ -83,7 +83,7 @@ def test_every_place_is_looked_at_for_libraries_and_each_file_is_told_once(tmp_p
     cache = tmp_path / "ld.so.cache"
     names = ["/lib/libc.so.6", f"{folders['cached']}/{LIBRARY}", f"{tmp_path}/gone/{LIBRARY}"]
     cache.write_bytes(b"ld.so-1.7.0\0glibc-ld.so.cache1.1" + bytes(40) + "\0".join(names).encode() + b"\0")
-    places = Places(wsl=folders["wsl"], cache=cache, usual=(folders["usual"], tmp_path / "again"))
+    places = LibraryPlaces(wsl=folders["wsl"], cache=cache, usual=(folders["usual"], tmp_path / "again"))
     found = roots(tmp_path / "host", dev={"dxg": ""})
     told = seen(found, str(folders["search"]), places)
     assert (told.present, told.wsl, told.nodes) == (True, True, ("dxg",))

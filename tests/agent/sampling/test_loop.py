@@ -19,8 +19,8 @@ from agent.sampling.loop import OwnWork, Sampler, SamplerPorts, SamplingTimes, n
 from agent.sampling.reader import HostReader
 from agent.settings.load import Settings, load
 from router_core.policy.pressure import GIB
-from router_core.pressure.machine import Notify
-from router_core.pressure.samples import GpuIdentity, GpuSample, HostSample, Sampled, Status, measured
+from router_core.pressure.machine import NotifyLevel
+from router_core.pressure.samples import GpuIdentity, GpuSample, HostSample, ReadingStatus, Sampled, measured
 from router_core.record.state import Flag, GpuState, Level, ResourceCode
 from tests.support.host_samples import host
 from tests.support.until import until
@@ -101,7 +101,7 @@ class Desk:
         self.error: Exception | None = None
         self.work = OwnWork(units=(None,))
         self.published: list[tuple[Sampled, bool]] = []
-        self.notes: list[Notify] = []
+        self.notes: list[NotifyLevel] = []
         self.errors: list[Exception] = []
         found = load(folder, host_name="x")
         assert isinstance(found, Settings)
@@ -162,7 +162,7 @@ async def test_the_real_host_is_published_with_levels_scores_and_external_cpu(tm
     desk.work = OwnWork()
     async with desk.running():
         await until(lambda: all(state.level is not None for state in desk.last.resources if state.taken_ms))
-        assert desk.last.mem_avail_bytes.status is Status.OK
+        assert desk.last.mem_avail_bytes.status is ReadingStatus.OK
         assert desk.last.cpu_external_pct.value is not None
         assert 0 <= desk.last.cpu_external_pct.value <= 100
         assert desk.last.flags == Flag(0)
@@ -189,11 +189,11 @@ async def test_a_stuck_thread_never_holds_up_a_tick_and_its_fields_age(tmp_path:
         await until(lambda: len(desk.asked) > held)
         beat, seen = desk.sampler.heartbeat_ms, len(desk.published)
         desk.clock.ahead_ms = 4_000
-        await until(lambda: desk.last.mem_avail_bytes.status is Status.STALE)
+        await until(lambda: desk.last.mem_avail_bytes.status is ReadingStatus.STALE)
         assert desk.last.flags == Flag.SENSOR_STALE
         assert len(desk.published) > seen
         desk.clock.ahead_ms = 11_000
-        await until(lambda: desk.last.mem_avail_bytes.status is Status.UNKNOWN)
+        await until(lambda: desk.last.mem_avail_bytes.status is ReadingStatus.UNKNOWN)
         assert desk.last.mem_avail_bytes.value is None
         assert desk.last.flags == Flag.SENSOR_STALE | Flag.DEGRADED
         assert len(desk.asked) == held + 1

@@ -21,7 +21,7 @@ from agent.sampling.nvml import PROBE, NvmlClient, binding_file
 from agent.sampling.nvml_report import ProbeReport
 from agent.sampling.nvml_states import ProbeState, ProbeTimes
 from router_core.policy.pressure import MIB
-from router_core.pressure.samples import GpuSample, Status
+from router_core.pressure.samples import GpuSample, ReadingStatus
 from router_core.record.state import GpuState
 from tests.support.fake_nvml import FakeDriver, build
 from tests.support.until import until
@@ -276,7 +276,7 @@ async def test_fields_the_platform_lacks_are_unsupported_and_the_rest_is_fine(
     async with running(Desk(tmp_path, fake=fake)) as desk:
         await desk.reach(lambda: desk.answers)
         (sample,) = desk.samples()
-        assert sample.util_pct.status is Status.UNSUPPORTED
+        assert sample.util_pct.status is ReadingStatus.UNSUPPORTED
         assert sample.vram_free_bytes.value is not None
         gpu = sample.identity
         assert (gpu.cc10, gpu.display, gpu.persistence, gpu.mem_bw_gbs) == (None, None, None, None)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.sampling.nvml_gpus import DROP_MS, LIST_MS, GpuBook
-from agent.sampling.nvml_states import Cause
-from agent.sampling.nvml_wire import IMPLAUSIBLE, Refusal, Reply
+from agent.sampling.nvml_states import Absence
+from agent.sampling.nvml_wire import IMPLAUSIBLE, NvmlRefusal, NvmlReply
 from router_core.policy.pressure import GIB
-from router_core.pressure.samples import GpuSample, Status, measured
+from router_core.pressure.samples import GpuSample, ReadingStatus, measured
 from router_core.record.state import GpuState
 from tests.support.host_samples import host
 
@@ -41,12 +41,12 @@ class Desk:
 
     def list(self, *uuids: str) -> None:
         listed = {uuid: self.fields[uuid] for uuid in (uuids or self.fields)}
-        self.book.listed(Reply(id=1, ok=True, t=self.now, gpu=listed), self.now)
+        self.book.listed(NvmlReply(id=1, ok=True, t=self.now, gpu=listed), self.now)
 
-    def read(self, **gpus: dict[str, Any]) -> Cause | None:
+    def read(self, **gpus: dict[str, Any]) -> Absence | None:
         self.now += 1_000
         told = {uuid: FAST | changes for uuid, changes in gpus.items()}
-        self.book.read(Reply(id=1, ok=True, t=self.now, gpu=told), self.now)
+        self.book.read(NvmlReply(id=1, ok=True, t=self.now, gpu=told), self.now)
         return self.book.verdict
 
     def samples(self, absence: GpuState | None = None) -> tuple[GpuSample, ...]:
@@ -58,8 +58,8 @@ class Desk:
         return sample
 
 
-def every(code: int) -> dict[str, Refusal]:
-    return dict.fromkeys(FAST, Refusal(code))
+def every(code: int) -> dict[str, NvmlRefusal]:
+    return dict.fromkeys(FAST, NvmlRefusal(code))
 
 
 def test_a_gpu_is_known_by_the_hash_of_its_uuid_and_listed_by_bus_id() -> None:
@@ -81,8 +81,8 @@ def test_readings_have_the_time_they_were_taken() -> None:
 
 def test_one_field_that_fails_leaves_the_others_alone() -> None:
     desk = Desk()
-    desk.read(a={"util": Refusal(21)})
-    assert (desk.one.util_pct.value, desk.one.util_pct.status) == (None, Status.UNKNOWN)
+    desk.read(a={"util": NvmlRefusal(21)})
+    assert (desk.one.util_pct.value, desk.one.util_pct.status) == (None, ReadingStatus.UNKNOWN)
     assert desk.one.vram_free_bytes.value == 18 * GIB
     assert desk.one.state is GpuState.OK
     assert desk.errors == {21: 1}
@@ -91,8 +91,8 @@ def test_one_field_that_fails_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize("code", [3, 13, 25, 26, 1001])
 def test_what_the_platform_cannot_tell_is_unsupported_and_used_once_it_appears(code: int) -> None:
     desk = Desk()
-    desk.read(a={"util": Refusal(code)})
-    assert desk.one.util_pct.status is Status.UNSUPPORTED
+    desk.read(a={"util": NvmlRefusal(code)})
+    assert desk.one.util_pct.status is ReadingStatus.UNSUPPORTED
     assert desk.read(a={}) is None
     assert desk.one.util_pct.value == 40
 
@@ -133,49 +133,49 @@ def test_a_gpu_that_is_not_listed_any_more_is_lost_and_forgotten_ten_minutes_lat
 
 def test_a_handle_that_is_not_found_means_a_lost_gpu() -> None:
     desk = Desk()
-    desk.read(a={"handle": Refusal(6)})
+    desk.read(a={"handle": NvmlRefusal(6)})
     assert desk.one.state is GpuState.LOST
 
 
 @pytest.mark.parametrize("code", [1, 2, 5])
 def test_our_own_misuse_of_the_library_recycles_the_process_once_in_ten_minutes(code: int) -> None:
     desk = Desk()
-    assert desk.read(a={"util": Refusal(code)}) is Cause.RECYCLE
-    assert desk.read(a={"util": Refusal(code)}) is None
+    assert desk.read(a={"util": NvmlRefusal(code)}) is Absence.RECYCLE
+    assert desk.read(a={"util": NvmlRefusal(code)}) is None
     desk.now += 600_000
-    assert desk.read(a={"util": Refusal(code)}) is Cause.RECYCLE
+    assert desk.read(a={"util": NvmlRefusal(code)}) is Absence.RECYCLE
 
 
 @pytest.mark.parametrize("code", [10, 17, 20, 23, 27, 29, 77])
 def test_a_field_that_fails_three_times_in_a_row_recycles_the_process(code: int) -> None:
     desk = Desk()
     desk.read(a={})
-    assert [desk.read(a={"util": Refusal(code)}) for _ in range(3)] == [None, None, Cause.RECYCLE]
+    assert [desk.read(a={"util": NvmlRefusal(code)}) for _ in range(3)] == [None, None, Absence.RECYCLE]
     assert desk.errors[code] == 3
 
 
 @pytest.mark.parametrize("code", [6, 7, 21])
 def test_nothing_to_tell_at_the_moment_never_recycles_the_process(code: int) -> None:
     desk = Desk()
-    assert [desk.read(a={"util": Refusal(code)}) for _ in range(10)] == [None] * 10
+    assert [desk.read(a={"util": NvmlRefusal(code)}) for _ in range(10)] == [None] * 10
 
 
 @pytest.mark.parametrize("code", [9, 12, 18])
 def test_a_driver_that_goes_away_ends_the_process(code: int) -> None:
     desk = Desk()
-    assert desk.read(a=every(code)) is Cause.INIT
+    assert desk.read(a=every(code)) is Absence.INIT
 
 
 def test_unknown_errors_of_all_gpus_after_success_mean_that_access_was_revoked() -> None:
     desk = Desk("a", "b")
     desk.read(a={}, b={})
-    assert [desk.read(a=every(999), b=every(999)) for _ in range(3)] == [None, None, Cause.DENIED]
+    assert [desk.read(a=every(999), b=every(999)) for _ in range(3)] == [None, None, Absence.DENIED]
 
 
 def test_unknown_errors_of_one_gpu_are_its_own() -> None:
     desk = Desk("a", "b")
     desk.read(a={}, b={})
-    assert Cause.DENIED not in [desk.read(a={}, b=every(999)) for _ in range(5)]
+    assert Absence.DENIED not in [desk.read(a={}, b=every(999)) for _ in range(5)]
 
 
 def test_no_permission_is_said_as_such() -> None:
@@ -197,26 +197,34 @@ def test_while_nobody_answers_the_gpus_are_in_that_state_but_a_lost_one_stays_lo
         (
             {
                 "name": "NVIDIA GB10",
-                "vram_total": Refusal(3),
-                "vram_free": Refusal(3),
-                "vram_used": Refusal(3),
+                "vram_total": NvmlRefusal(3),
+                "vram_free": NvmlRefusal(3),
+                "vram_used": NvmlRefusal(3),
             },
             True,
         ),
         (
             {
                 "name": "Orin (nvgpu)",
-                "vram_total": Refusal(3),
-                "vram_free": Refusal(3),
-                "vram_used": Refusal(3),
+                "vram_total": NvmlRefusal(3),
+                "vram_free": NvmlRefusal(3),
+                "vram_used": NvmlRefusal(3),
             },
             True,
         ),
         ({"name": "NVIDIA GB10", "vram_total": 62 * GIB}, True),
-        ({"addressing": 2, "vram_total": Refusal(3), "vram_free": Refusal(3), "vram_used": Refusal(3)}, True),
+        (
+            {
+                "addressing": 2,
+                "vram_total": NvmlRefusal(3),
+                "vram_free": NvmlRefusal(3),
+                "vram_used": NvmlRefusal(3),
+            },
+            True,
+        ),
         ({"addressing": 2, "vram_total": 24 * GIB}, False),
         ({"vram_total": 62 * GIB}, False),
-        ({"vram_total": Refusal(3), "vram_free": Refusal(3), "vram_used": Refusal(3)}, False),
+        ({"vram_total": NvmlRefusal(3), "vram_free": NvmlRefusal(3), "vram_used": NvmlRefusal(3)}, False),
     ],
 )
 def test_memory_is_the_hosts_only_where_size_and_name_say_so(fields: dict[str, Any], unified: bool) -> None:
@@ -229,7 +237,7 @@ def test_memory_is_the_hosts_only_where_size_and_name_say_so(fields: dict[str, A
         assert sample.state is GpuState.OK
 
 
-NONE_TOLD = {"vram_total": Refusal(3), "vram_free": Refusal(3), "vram_used": Refusal(3)}
+NONE_TOLD = {"vram_total": NvmlRefusal(3), "vram_free": NvmlRefusal(3), "vram_used": NvmlRefusal(3)}
 ZERO = {"vram_total": 0, "vram_free": 0, "vram_used": 0}
 ALL_THE_HOSTS = {"vram_total": 62 * GIB, "vram_free": 62 * GIB, "vram_used": 0}
 
@@ -276,7 +284,10 @@ def test_of_a_reply_about_memory_with_one_impossible_figure_nothing_is_believed(
     desk = Desk()
     desk.read(a=reply)
     sample = desk.one
-    assert (sample.vram_free_bytes.status, sample.vram_free_bytes.code) == (Status.UNKNOWN, IMPLAUSIBLE)
+    assert (sample.vram_free_bytes.status, sample.vram_free_bytes.code) == (
+        ReadingStatus.UNKNOWN,
+        IMPLAUSIBLE,
+    )
     assert sample.util_pct.value == 40
     assert desk.errors == {IMPLAUSIBLE: 1}
     assert desk.book.unread() == {sample.identity.key: (f"memory ({IMPLAUSIBLE})",)}
@@ -299,7 +310,7 @@ def test_a_card_as_large_as_the_host_memory_stays_a_card() -> None:
 
 def test_memory_that_cannot_be_told_makes_the_gpu_unsupported() -> None:
     desk = Desk()
-    desk.read(a={name: Refusal(3) for name in ("vram_total", "vram_free", "vram_used")})
+    desk.read(a={name: NvmlRefusal(3) for name in ("vram_total", "vram_free", "vram_used")})
     assert desk.one.state is GpuState.UNSUPPORTED
     assert desk.one.usable
 
@@ -307,7 +318,7 @@ def test_memory_that_cannot_be_told_makes_the_gpu_unsupported() -> None:
 VALUE = st.one_of(
     st.integers(0, 100),
     st.integers(0, 2**64),
-    st.builds(Refusal, st.sampled_from([0, 1, 3, 4, 6, 9, 13, 15, 21, 25, 999, 1001])),
+    st.builds(NvmlRefusal, st.sampled_from([0, 1, 3, 4, 6, 9, 13, 15, 21, 25, 999, 1001])),
     st.none(),
     st.text(max_size=3),
 )
@@ -327,11 +338,11 @@ def test_whatever_is_answered_values_are_plausible_or_none(reads: list[dict[str,
     desk = Desk("a", "b")
     for gpus in reads:
         desk.now += 1_000
-        desk.book.read(Reply(id=1, ok=True, t=desk.now, gpu=gpus), desk.now)
+        desk.book.read(NvmlReply(id=1, ok=True, t=desk.now, gpu=gpus), desk.now)
         for sample in desk.samples():
             assert sample.util_pct.value is None or 0 <= sample.util_pct.value <= 100
             free = sample.vram_free_bytes
             assert free.value is None or 0 <= free.value <= 2**44
-            assert (free.value is None) == (free.status not in (Status.OK, Status.STALE))
+            assert (free.value is None) == (free.status not in (ReadingStatus.OK, ReadingStatus.STALE))
             if sample.state is GpuState.LOST:
                 assert free.value is None

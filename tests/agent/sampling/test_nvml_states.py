@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.sampling import nvml_states as states
-from agent.sampling.nvml_states import Cause, Changed, ProbeState, ProbeTimes, Supervisor
+from agent.sampling.nvml_states import Absence, ProbeState, ProbeTimes, StateChanged, Supervisor
 from agent.sampling.nvml_wire import BINDING_MISSING
 
 SEEN = states.HardwareSeen(True)
@@ -23,18 +23,18 @@ class Level(Random):
 
 
 class Run:
-    """A supervisor under a clock of its own; ``done`` are its actions but ``Changed``."""
+    """A supervisor under a clock of its own; ``done`` are its actions but ``StateChanged``."""
 
     def __init__(self, times: ProbeTimes | None = None) -> None:
         self.machine = Supervisor(Level(), times)
         self.now = 0
         self.done: list[states.Action] = []
-        self.changes: list[Changed] = []
+        self.changes: list[StateChanged] = []
 
     def tell(self, *events: states.Event) -> None:
         for event in events:
             for action in self.machine.handle(event, self.now):
-                (self.changes if isinstance(action, Changed) else self.done).append(action)  # type: ignore[arg-type]
+                (self.changes if isinstance(action, StateChanged) else self.done).append(action)  # type: ignore[arg-type]
 
     def wait(self, ms: int) -> None:
         """Let time pass, waking the machine whenever it wants."""
@@ -42,7 +42,7 @@ class Run:
         while self.machine.deadline is not None and self.machine.deadline <= until:
             self.now = max(self.now, self.machine.deadline)
             before = self.machine.deadline
-            self.tell(states.TimePassed())
+            self.tell(states.WaitPassed())
             assert self.machine.deadline != before or self.machine.deadline is None
         self.now = until
 
@@ -79,26 +79,26 @@ def test_hardware_that_appears_later_is_used() -> None:
 
 def test_an_answer_in_time_keeps_it_ready() -> None:
     run = ready()
-    run.tell(states.Asked(2_000))
+    run.tell(states.QuestionSent(2_000))
     run.wait(1_999)
-    run.tell(states.Answered())
+    run.tell(states.ReplyReceived())
     run.wait(60_000)
     assert (run.state, run.drain()) == (READY, [])
 
 
 def test_a_late_answer_within_ten_seconds_is_used() -> None:
     run = ready()
-    run.tell(states.Asked(2_000))
+    run.tell(states.QuestionSent(2_000))
     run.wait(2_000)
     assert run.state is HUNG
     run.wait(7_999)
-    run.tell(states.Answered())
+    run.tell(states.ReplyReceived())
     assert (run.state, run.drain()) == (READY, [])
 
 
 def test_a_hung_call_is_terminated_before_it_is_killed_and_tried_again_later() -> None:
     run = ready()
-    run.tell(states.Asked(2_000))
+    run.tell(states.QuestionSent(2_000))
     run.wait(10_000)
     assert (run.state, run.drain()) == (STOPPING, ["Terminate"])
     run.wait(4_999)
@@ -106,7 +106,7 @@ def test_a_hung_call_is_terminated_before_it_is_killed_and_tried_again_later() -
     run.wait(1)
     assert run.drain() == ["Kill"]
     run.tell(states.Exited())
-    assert (run.state, run.machine.cause) == (BACKOFF, Cause.HANG)
+    assert (run.state, run.machine.cause) == (BACKOFF, Absence.HANG)
     run.wait(4_999)
     assert run.drain() == []
     run.wait(1)
@@ -119,7 +119,7 @@ def test_a_hang_after_ten_good_minutes_waits_no_longer_than_the_first() -> None:
     for _ in range(3):
         run.tell(HELLO)
         run.wait(600_000)
-        run.tell(states.Asked(2_000))
+        run.tell(states.QuestionSent(2_000))
         run.wait(10_000)
         run.tell(states.Exited())
         assert run.machine.deadline == run.now + 5_000
@@ -128,7 +128,7 @@ def test_a_hang_after_ten_good_minutes_waits_no_longer_than_the_first() -> None:
 
 def test_no_second_process_is_started_beside_one_that_cannot_die() -> None:
     run = ready()
-    run.tell(states.Asked(2_000))
+    run.tell(states.QuestionSent(2_000))
     run.wait(25_000)
     assert run.state is UNDEAD
     run.drain()
@@ -160,15 +160,15 @@ def test_crashes_wait_one_two_four_seconds_up_to_a_minute_and_start_over_after_t
 @pytest.mark.parametrize(
     ("code", "cause", "wait_ms"),
     [
-        (9, Cause.INIT, 5_000),
-        (12, Cause.INIT, 5_000),
-        (18, Cause.INIT, 5_000),
-        (999, Cause.INIT, 5_000),
-        (4, Cause.DENIED, 5_000),
-        (BINDING_MISSING, Cause.BINDING, 300_000),
+        (9, Absence.INIT, 5_000),
+        (12, Absence.INIT, 5_000),
+        (18, Absence.INIT, 5_000),
+        (999, Absence.INIT, 5_000),
+        (4, Absence.DENIED, 5_000),
+        (BINDING_MISSING, Absence.BINDING, 300_000),
     ],
 )
-def test_a_start_that_fails_is_tried_again_for_ever(code: int, cause: Cause, wait_ms: int) -> None:
+def test_a_start_that_fails_is_tried_again_for_ever(code: int, cause: Absence, wait_ms: int) -> None:
     run = Run()
     run.tell(SEEN, states.HelloAnswered(code))
     assert (run.state, run.drain()) == (STOPPING, ["Start", "Quit"])
@@ -199,7 +199,7 @@ def test_a_driver_that_was_removed_ends_the_tries() -> None:
 
 def test_an_unwanted_process_is_asked_then_terminated_then_killed() -> None:
     run = ready()
-    run.tell(states.Unwanted(Cause.RECYCLE))
+    run.tell(states.Unwanted(Absence.RECYCLE))
     assert run.drain() == ["Quit"]
     run.wait(700)
     assert run.drain() == ["Terminate"]
@@ -214,7 +214,7 @@ def test_an_unwanted_process_is_asked_then_terminated_then_killed() -> None:
 def test_the_end_of_the_daemon_waits_less_than_two_seconds(hung: bool) -> None:
     run = ready()
     if hung:
-        run.tell(states.Asked(2_000))
+        run.tell(states.QuestionSent(2_000))
         run.wait(3_000)
     run.tell(states.EndRequested())
     assert run.drain() == ["Terminate"]
@@ -235,9 +235,9 @@ def test_the_end_without_a_process_is_at_once() -> None:
 EVENTS = st.one_of(
     st.builds(states.HardwareSeen, st.booleans(), st.booleans()),
     st.builds(states.HelloAnswered, st.sampled_from([0, 0, 4, 9, 18, 1002])),
-    st.just(states.Asked(2_000)),
-    st.just(states.Answered()),
-    st.builds(states.Unwanted, st.sampled_from(Cause)),
+    st.just(states.QuestionSent(2_000)),
+    st.just(states.ReplyReceived()),
+    st.builds(states.Unwanted, st.sampled_from(Absence)),
     st.just(states.Exited()),
     st.integers(0, 400_000),
 )
@@ -252,7 +252,7 @@ def test_there_are_never_two_processes_and_no_kill_without_a_term(steps: list[st
         if isinstance(step, int):
             run.wait(step)
         elif (isinstance(step, states.Exited) and not alive) or (
-            isinstance(step, states.Asked) and run.state is not READY
+            isinstance(step, states.QuestionSent) and run.state is not READY
         ):
             continue
         else:
@@ -291,16 +291,16 @@ def test_every_library_is_tried_before_there_is_a_wait_and_the_one_that_answers_
 @pytest.mark.parametrize(
     ("codes", "counts", "cause"),
     [
-        ((9, 18, 12), 18, Cause.INIT),
-        ((12, 9), 9, Cause.INIT),
-        ((9, 4), 4, Cause.DENIED),
-        ((999, 9), 999, Cause.INIT),
-        ((12, 27), 27, Cause.INIT),
-        ((12,), 12, Cause.INIT),
+        ((9, 18, 12), 18, Absence.INIT),
+        ((12, 9), 9, Absence.INIT),
+        ((9, 4), 4, Absence.DENIED),
+        ((999, 9), 999, Absence.INIT),
+        ((12, 27), 27, Absence.INIT),
+        ((12,), 12, Absence.INIT),
     ],
 )
 def test_of_libraries_that_all_refuse_the_most_telling_reason_counts(
-    codes: tuple[int, ...], counts: int, cause: Cause
+    codes: tuple[int, ...], counts: int, cause: Absence
 ) -> None:
     run = Run()
     run.tell(SEEN)

@@ -13,8 +13,8 @@ from agent.sampling.nvml_wire import (
     IMPLAUSIBLE,
     LINE_MOST,
     Fields,
-    Refusal,
-    Reply,
+    NvmlRefusal,
+    NvmlReply,
     decode_reply,
     encode_request,
     number_of,
@@ -35,7 +35,7 @@ def test_a_reply_has_values_and_refusals_by_gpu_and_field() -> None:
         b'{"id":3,"ok":true,"t":9,"gpu":{"GPU-1":{"util":4,"name":"x","vram_free":{"e":15}}}}', 3
     )
     assert (reply.ok, reply.t) == (True, 9)
-    assert reply.gpu == {"GPU-1": {"util": 4, "name": "x", "vram_free": Refusal(15)}}
+    assert reply.gpu == {"GPU-1": {"util": 4, "name": "x", "vram_free": NvmlRefusal(15)}}
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_anything_else_is_a_fault(line: bytes) -> None:
 @given(line=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 def test_any_bytes_are_a_reply_or_a_fault(line: bytes) -> None:
     with suppress(RemoteFault):
-        assert isinstance(decode_reply(line, 1), Reply)
+        assert isinstance(decode_reply(line, 1), NvmlReply)
 
 
 @settings(max_examples=100, deadline=None)
-@given(value=st.one_of(st.none(), st.integers(), st.text(), st.builds(Refusal, st.integers(0, 2_000))))
-def test_a_number_is_in_its_range_or_refused(value: int | str | Refusal | None) -> None:
+@given(value=st.one_of(st.none(), st.integers(), st.text(), st.builds(NvmlRefusal, st.integers(0, 2_000))))
+def test_a_number_is_in_its_range_or_refused(value: int | str | NvmlRefusal | None) -> None:
     found = number_of({"x": value}, "x", 0, 100)
-    assert isinstance(found, Refusal) or (0 <= found <= 100 and found == value)
-    assert number_of({}, "x", 0, 100) == Refusal(IMPLAUSIBLE)
+    assert isinstance(found, NvmlRefusal) or (0 <= found <= 100 and found == value)
+    assert number_of({}, "x", 0, 100) == NvmlRefusal(IMPLAUSIBLE)
 
 
 def test_texts_are_short_and_printable() -> None:

@@ -12,7 +12,7 @@ from agent.sampling.files import KeptFile, Roots
 from agent.sampling.host import Tick
 from agent.sampling.reader import HostReader
 from agent.sampling.stalls import RETRY_MS
-from router_core.pressure.samples import HostSample, Status
+from router_core.pressure.samples import HostSample, ReadingStatus
 from tests.support.trees import PSI, V2_MOUNT, plant, roots
 
 CpuTimes = namedtuple("CpuTimes", "user nice system idle iowait irq softirq steal guest guest_nice")
@@ -123,36 +123,36 @@ def test_stall_counters_grow_with_the_kernels(host: Host) -> None:
 def test_a_pressure_file_without_full_supports_some_only(host: Host) -> None:
     plant(host.roots.proc, {"pressure/memory": "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"})
     sample = host.read()
-    assert sample.memory_some_us.status is Status.OK
-    assert sample.memory_full_us.status is Status.UNSUPPORTED
+    assert sample.memory_some_us.status is ReadingStatus.OK
+    assert sample.memory_full_us.status is ReadingStatus.UNSUPPORTED
 
 
 def test_absent_stalls_are_unsupported_and_tried_again_every_hour(host: Host) -> None:
     (host.roots.proc / "pressure/memory").unlink()
     reading = host.read().memory_some_us
-    assert (reading.status, reading.code) == (Status.UNSUPPORTED, errno.ENOENT)
+    assert (reading.status, reading.code) == (ReadingStatus.UNSUPPORTED, errno.ENOENT)
     plant(host.roots.proc, {"pressure/memory": PSI.format(some=1, full=1)})
-    assert host.read().memory_some_us.status is Status.UNSUPPORTED
-    assert host.read(step_ms=RETRY_MS).memory_some_us.status is Status.OK
+    assert host.read().memory_some_us.status is ReadingStatus.UNSUPPORTED
+    assert host.read(step_ms=RETRY_MS).memory_some_us.status is ReadingStatus.OK
 
 
 def test_a_broken_source_is_unknown_and_tried_again_at_once(host: Host) -> None:
     (host.roots.proc / "pressure/memory").unlink()
     (host.roots.proc / "pressure/memory").mkdir()
     reading = host.read().memory_some_us
-    assert (reading.status, reading.code) == (Status.UNKNOWN, errno.EISDIR)
+    assert (reading.status, reading.code) == (ReadingStatus.UNKNOWN, errno.EISDIR)
     (host.roots.proc / "pressure/memory").rmdir()
     plant(host.roots.proc, {"pressure/memory": PSI.format(some=1, full=1)})
-    assert host.read().memory_some_us.status is Status.OK
+    assert host.read().memory_some_us.status is ReadingStatus.OK
 
 
 def test_figures_that_cannot_be_had_are_unknown_not_zero(host: Host) -> None:
     host.error = PermissionError(errno.EACCES, "no")
     sample = host.read()
     for reading in (sample.mem_avail_bytes, sample.mem_total_bytes, sample.cpu_times):
-        assert (reading.status, reading.value, reading.code) == (Status.UNKNOWN, None, errno.EACCES)
+        assert (reading.status, reading.value, reading.code) == (ReadingStatus.UNKNOWN, None, errno.EACCES)
     host.error = None
-    assert host.read().mem_avail_bytes.status is Status.OK
+    assert host.read().mem_avail_bytes.status is ReadingStatus.OK
 
 
 def test_paging_counts_traffic_in_bytes_and_kills(host: Host) -> None:
@@ -161,7 +161,10 @@ def test_paging_counts_traffic_in_bytes_and_kills(host: Host) -> None:
     assert (sample.swapped_bytes.value, sample.oom_kills.value) == (15 * page, 2)
     plant(host.roots.proc, {"vmstat": "nr_free_pages 1\n"})
     sample = host.read()
-    assert (sample.swapped_bytes.status, sample.oom_kills.status) == (Status.UNSUPPORTED, Status.UNSUPPORTED)
+    assert (sample.swapped_bytes.status, sample.oom_kills.status) == (
+        ReadingStatus.UNSUPPORTED,
+        ReadingStatus.UNSUPPORTED,
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from agent.effects.clock import SystemClock
 from agent.observe.log import Log
 from agent.sampling.report import SamplingReport
 from router_core.pressure.level import Transition
-from router_core.pressure.machine import Notify
+from router_core.pressure.machine import NotifyLevel
 from router_core.pressure.samples import GpuIdentity, GpuSample, GpuStanding, Sampled, measured, missing
 from router_core.record.state import Flag, GpuState, Level
 from tests.support.host_samples import host
@@ -33,7 +33,7 @@ class Desk:
         return [{k: v for k, v in json.loads(line).items() if k != "at"} for line in self.lines]
 
     def change(self, **changes: object) -> None:
-        self.report.notify(Notify(transition=replace(CHANGE, **changes), profile="server"))
+        self.report.notify(NotifyLevel(transition=replace(CHANGE, **changes), profile="server"))
 
 
 def test_a_change_of_level_is_told_with_its_numbers() -> None:

@@ -5,7 +5,7 @@ import pytest
 from agent.store.atomic import last_of
 from agent.store.checked import pack
 from agent.store.folders import RefuseToStart
-from agent.store.marks import Floor, Marks
+from agent.store.marks import Floor, MarkFiles
 from agent.store.members import PeerFiles, RosterFile, RosterFiles
 from agent.store.profiles import ProfileStore
 from router_core.ids import Id16, Id32, node_id_of
@@ -27,15 +27,15 @@ ADDRESS = Address(ip=bytes([10, 0, 0, 1]), mesh_port=7_433, ingress_port=7_434)
 
 
 def test_the_epoch_is_what_was_saved(tmp_path: Path) -> None:
-    marks = Marks(tmp_path)
+    marks = MarkFiles(tmp_path)
     assert marks.epoch() == 0
     marks.save_epoch(7)
-    assert Marks(tmp_path).epoch() == 7
+    assert MarkFiles(tmp_path).epoch() == 7
 
 
 @pytest.mark.threat("T48")
 def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path: Path) -> None:
-    marks = Marks(tmp_path)
+    marks = MarkFiles(tmp_path)
     marks.save_epoch(7)
     marks.save_epoch(8)
     whole = (tmp_path / "epoch").read_bytes()
@@ -47,13 +47,13 @@ def test_a_damaged_epoch_never_leads_to_one_used_before(tmp_path: Path) -> None:
 
 
 def test_floors_survive_and_damaged_ones_are_the_ones_before_or_none(tmp_path: Path) -> None:
-    marks = Marks(tmp_path)
+    marks = MarkFiles(tmp_path)
     assert marks.floors() == {}
     first = {Id16(bytes(16)): Floor(static=Stamp(1, 2), volatile=Stamp(1, 9))}
     second = {Id16(bytes(16)): Floor(static=Stamp(2, 2), volatile=Stamp(2, 9))}
     marks.save_floors(first)
     marks.save_floors(second)
-    assert Marks(tmp_path).floors() == second
+    assert MarkFiles(tmp_path).floors() == second
     (tmp_path / "floors").write_bytes(b"PMF1")
     assert marks.floors() == first
     last_of(tmp_path / "floors").unlink()
@@ -164,7 +164,7 @@ class Told:
 
 def test_marks_of_a_newer_version_are_set_aside_unaltered_and_told(tmp_path: Path) -> None:
     told = Told()
-    marks = Marks(tmp_path, told)
+    marks = MarkFiles(tmp_path, told)
     marks.save_epoch(7)
     marks.save_epoch(8)
     for name in ("epoch", "floors"):
@@ -174,14 +174,14 @@ def test_marks_of_a_newer_version_are_set_aside_unaltered_and_told(tmp_path: Pat
     assert told.files == [("epoch", 7, "epoch.v7"), ("floors", 7, "floors.v7")]
     assert [(tmp_path / f"{name}.v7").read_bytes() for name in ("epoch", "floors")] == [NEWER, NEWER]
     marks.save_epoch(10)
-    assert Marks(tmp_path).epoch() == 10
+    assert MarkFiles(tmp_path).epoch() == 10
 
 
 def test_a_newer_file_and_a_newer_one_before_it_are_both_set_aside(tmp_path: Path) -> None:
     told = Told()
     for name in ("epoch", "epoch.last", "floors", "floors.last"):
         (tmp_path / name).write_bytes(NEWER)
-    marks = Marks(tmp_path, told)
+    marks = MarkFiles(tmp_path, told)
     assert (marks.epoch(), marks.floors()) == (0, {})
     assert [aside for *_, aside in told.files] == ["epoch.v7", "epoch.last.v7", "floors.v7", "floors.last.v7"]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.mesh.membership.liveness import Evidence, judge, stands_ms
+from router_core.mesh.membership.liveness import LivenessEvidence, judge, stands_ms
 from router_core.mesh.protocol import messages as msg
 from router_core.mesh.protocol.events import DialFailed, DialFailure, LinkBusy, LinkClosed, LinkId, Ticked
 from router_core.policy.mesh import MeshPolicy
@@ -98,7 +98,7 @@ def test_the_next_look_is_a_tenth_of_a_second_after_what_may_change_soon(
 
 
 evidences = st.builds(
-    Evidence,
+    LivenessEvidence,
     age_ms=st.integers(0, 70_000),
     due_ms=st.sampled_from([2_000, 2_700, 20_000]),
     confirmed=st.booleans(),
@@ -110,12 +110,14 @@ evidences = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(evidences, st.sampled_from(list(Liveness)[:5]), st.data())
-def test_a_verdict_stands_as_long_as_is_said(seen: Evidence, was: Liveness, data: st.DataObject) -> None:
+def test_a_verdict_stands_as_long_as_is_said(
+    seen: LivenessEvidence, was: Liveness, data: st.DataObject
+) -> None:
     stands = stands_ms(seen, POLICY)
     later = data.draw(st.integers(0, 200_000 if stands is None else stands - 1))
 
-    def after(ms: int) -> Evidence:
-        return Evidence(
+    def after(ms: int) -> LivenessEvidence:
+        return LivenessEvidence(
             age_ms=seen.age_ms + ms,
             due_ms=seen.due_ms,
             confirmed=seen.confirmed,

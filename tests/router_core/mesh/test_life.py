@@ -15,7 +15,7 @@ from router_core.mesh.protocol.events import (
     SavedKey,
     Ticked,
 )
-from router_core.mesh.records.saved import Floor, Saved, read_saved
+from router_core.mesh.records.saved import RecordFloor, Saved, read_saved
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.codec import decode_volatile
 from router_core.record.membership import Liveness
@@ -505,7 +505,7 @@ def test_damaged_files_count_as_lost() -> None:
 
 
 def test_a_floor_of_a_stranger_survives() -> None:
-    stranger = Floor(id16=bytes(16), v_epoch=3, v_seq=4)
+    stranger = RecordFloor(id16=bytes(16), v_epoch=3, v_seq=4)
     rig = Rig(saved=Saved(mesh_id=MESH, members=Rig().members, floors=(stranger,)))
     link = rig.fresh(rig.peers[0])
     written = persists(rig.pass_ms(61_000, alive=(link,)), SavedKey.FLOORS)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.mesh.links.bucket import Bucket
-from router_core.mesh.membership.liveness import Evidence, ObserverGap, Solitude, judge
+from router_core.mesh.membership.liveness import LivenessEvidence, ObserverGap, Solitude, judge
 from router_core.mesh.records.age import Base
 from router_core.policy.mesh import MeshPolicy
 from router_core.record.membership import Liveness
@@ -77,8 +77,8 @@ def test_a_bucket_in_debt_pays_it_back_first() -> None:
     assert bucket.ready_at(0) == 4_000
 
 
-def evidence(age: int, confirmed: bool = True, due: int = 2_000, **more: object) -> Evidence:
-    return Evidence(age_ms=age, due_ms=due, confirmed=confirmed, **more)  # type: ignore[arg-type]
+def evidence(age: int, confirmed: bool = True, due: int = 2_000, **more: object) -> LivenessEvidence:
+    return LivenessEvidence(age_ms=age, due_ms=due, confirmed=confirmed, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def evidence(age: int, confirmed: bool = True, due: int = 2_000, **more: object)
         (evidence(2_600, lost_ms=1_000), L, S),
     ],
 )
-def test_the_table_of_verdicts(seen: Evidence, was: Liveness, verdict: Liveness) -> None:
+def test_the_table_of_verdicts(seen: LivenessEvidence, was: Liveness, verdict: Liveness) -> None:
     assert judge(seen, was, POLICY) is verdict
 
 

@@ -7,12 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.policy.pressure import DESKTOP, GIB, SERVER, PressurePolicy
-from router_core.pressure.machine import GpuSignals, Notify, PressureMachine, PublishUrgent, SignalsSampled
+from router_core.pressure.machine import (
+    GpuSignals,
+    NotifyLevel,
+    PressureMachine,
+    PublishUrgent,
+    SignalsSampled,
+)
 from router_core.pressure.samples import (
     GpuIdentity,
     GpuSample,
+    ReadingStatus,
     ResourceState,
-    Status,
     measured,
     missing,
     unsupported,
@@ -49,7 +55,7 @@ class Rig:
         self.trace = OwnTrace()
         self.splits: dict[str, GpuSplit] = {}
         self.growths: dict[str, VramGrowth] = {}
-        self.notes: list[Notify] = []
+        self.notes: list[NotifyLevel] = []
         self.urgent = 0
 
     def run(self, seconds: int, *gpus: dict[str, Any], ours: bool = False, cooling: bool = False) -> None:
@@ -74,7 +80,7 @@ class Rig:
             event = SignalsSampled(inputs=host_inputs(host(self.now), self.now, 1_000, own=own), gpus=listed)
             for action in self.machine.handle(event, self.now):
                 match action:
-                    case Notify():
+                    case NotifyLevel():
                         self.notes.append(action)
                     case PublishUrgent():
                         self.urgent += 1
@@ -129,7 +135,11 @@ def test_a_figure_is_held_a_minute_while_own_work_runs_then_it_is_unknown_not_id
         assert (split.external_pct.value, split.source) == (80, HELD)
     trace.note(62_000)
     split.fold(measured(100, 62_000), trace)
-    assert (split.external_pct.value, split.external_pct.status, split.source) == (None, Status.UNKNOWN, 0)
+    assert (split.external_pct.value, split.external_pct.status, split.source) == (
+        None,
+        ReadingStatus.UNKNOWN,
+        0,
+    )
 
 
 def test_use_right_after_own_work_still_counts_as_ours() -> None:

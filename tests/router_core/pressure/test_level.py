@@ -6,21 +6,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.policy.pressure import DESKTOP, GIB, SERVER, Bound, Danger, Filtering, FilterKind, Row, Rule
+from router_core.policy.pressure import (
+    DESKTOP,
+    GIB,
+    SERVER,
+    Bound,
+    Danger,
+    Filtering,
+    FilterKind,
+    LevelRule,
+    SignalRow,
+)
 from router_core.pressure.level import Input, SignalLevel, Transition, scored
-from router_core.pressure.samples import Reading, Status, measured, missing, unsupported
+from router_core.pressure.samples import Reading, ReadingStatus, measured, missing, unsupported
 from router_core.record.state import Level
 
 NONE, ELEVATED, HIGH, CRITICAL = Level
 
 
-def rule(level: Level, enter: float, hold_in_s: int, leave: float, hold_out_s: int) -> Rule:
-    return Rule(
+def rule(level: Level, enter: float, hold_in_s: int, leave: float, hold_out_s: int) -> LevelRule:
+    return LevelRule(
         level=level, enter=Bound(floor=enter), hold_in_ms=hold_in_s * 1_000, exit=Bound(floor=leave), hold_out_ms=hold_out_s * 1_000
     )  # fmt: skip
 
 
-ROW = Row(
+ROW = SignalRow(
     signal="x",
     resource="cpu",
     unit="%",
@@ -35,19 +45,19 @@ ROW = Row(
 class Probe:
     """Steps one signal second by second."""
 
-    def __init__(self, row: Row = ROW) -> None:
+    def __init__(self, row: SignalRow = ROW) -> None:
         self.signal = SignalLevel(row)
         self.second = 0
         self.changes: list[Transition] = []
 
-    def give(self, *values: float | Status | None, **entry: object) -> list[Level | None]:
+    def give(self, *values: float | ReadingStatus | None, **entry: object) -> list[Level | None]:
         return [self._one(value, entry) for value in values]
 
-    def _one(self, value: float | Status | None, entry: dict[str, object]) -> Level | None:
+    def _one(self, value: float | ReadingStatus | None, entry: dict[str, object]) -> Level | None:
         self.second += 1
         now = self.second * 1_000
         reading: Reading[float]
-        if isinstance(value, Status):
+        if isinstance(value, ReadingStatus):
             reading = Reading(value=self.signal.value, taken_ms=now - 1, status=value)
         else:
             reading = missing(now) if value is None else measured(float(value), now)
@@ -148,7 +158,7 @@ def test_an_unknown_signal_is_held_for_thirty_seconds_and_then_nil() -> None:
 
 
 def test_no_time_counts_while_a_signal_is_missing_stale_or_frozen() -> None:
-    for gap in ((None,) * 20, (Status.STALE,) * 20):
+    for gap in ((None,) * 20, (ReadingStatus.STALE,) * 20):
         probe = at(NONE)
         assert set(probe.give(30, 30, *gap, 30)) == {NONE}
         assert probe.give(30, 30) == [NONE, ELEVATED]
@@ -161,13 +171,13 @@ def test_no_time_counts_while_a_signal_is_missing_stale_or_frozen() -> None:
 
 def test_an_unsupported_signal_is_absent_at_once() -> None:
     probe = at(HIGH)
-    assert probe.give(Status.UNSUPPORTED) == [None]
+    assert probe.give(ReadingStatus.UNSUPPORTED) == [None]
     assert probe.changes[-1].reason == "unsupported"
 
 
 def test_a_stale_value_still_scores() -> None:
     probe = at(HIGH)
-    probe.give(Status.STALE)
+    probe.give(ReadingStatus.STALE)
     assert (probe.signal.level, probe.signal.score) == (HIGH, 1.0)
 
 
@@ -254,7 +264,7 @@ def test_a_score_is_clipped_between_its_ends() -> None:
     st.floats(0, 1e13),
     st.sampled_from([r for p in (DESKTOP, SERVER) for r in p.rows if r.score]),
 )
-def test_a_worse_value_never_scores_less(a: float, b: float, row: Row) -> None:
+def test_a_worse_value_never_scores_less(a: float, b: float, row: SignalRow) -> None:
     assert row.score is not None
     lo, hi = (bound.at(64 * GIB) for bound in row.score)
     assert lo is not None

@@ -21,14 +21,14 @@ from router_core.policy.pressure import (
 )
 from router_core.pressure.level import Input
 from router_core.pressure.machine import (
-    Notify,
+    HostResumed,
+    NotifyLevel,
     PolicyChanged,
     PressureMachine,
     PublishUrgent,
-    Resumed,
     SignalsSampled,
 )
-from router_core.pressure.samples import HostSample, ResourceState, Status, measured, missing
+from router_core.pressure.samples import HostSample, ReadingStatus, ResourceState, measured, missing
 from router_core.pressure.signals import host_inputs
 from router_core.record.state import Level, ResourceCode
 from tests.support.host_samples import host
@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, policy: PressurePolicy = SERVER) -> None:
         self.machine = PressureMachine(policy)
         self.now = 0
-        self.notes: list[Notify] = []
+        self.notes: list[NotifyLevel] = []
         self.urgent = 0
 
     def run(self, seconds: int, **changes: Callable[[int], object]) -> None:
@@ -57,7 +57,7 @@ class Bench:
         event = SignalsSampled(inputs=host_inputs(sample, self.now, 1_000))
         for action in self.machine.handle(event, self.now):
             match action:
-                case Notify():
+                case NotifyLevel():
                     self.notes.append(action)
                 case PublishUrgent():
                     self.urgent += 1
@@ -109,8 +109,8 @@ def test_the_score_is_the_highest_of_all_signals_whichever_sets_the_level() -> N
 
 def test_available_memory_is_unknown_after_ten_seconds_even_if_it_is_read_rarely() -> None:
     sample = host(1_000)
-    assert host_inputs(sample, 11_001, 5_000)["memory.avail"].reading.status is Status.UNKNOWN
-    assert host_inputs(sample, 11_001, 5_000)["memory.some"].reading.status is Status.STALE
+    assert host_inputs(sample, 11_001, 5_000)["memory.avail"].reading.status is ReadingStatus.UNKNOWN
+    assert host_inputs(sample, 11_001, 5_000)["memory.some"].reading.status is ReadingStatus.STALE
 
 
 def test_a_change_of_level_is_told_with_value_and_threshold_and_published_at_once() -> None:
@@ -221,7 +221,7 @@ def test_another_policy_keeps_levels_until_their_own_exit() -> None:
 def test_a_resume_drops_the_counters_but_no_level() -> None:
     bench = Bench()
     bench.run(12, mem_avail_bytes=lambda now: measured(2 * GIB, now))
-    bench.machine.handle(Resumed(), bench.now)
+    bench.machine.handle(HostResumed(), bench.now)
     bench.run(
         1,
         memory_full_us=lambda now: measured(9_000_000, now),

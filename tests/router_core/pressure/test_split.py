@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.pressure.samples import CpuTimes, EngineCgroup, HostSample, Status, measured
+from router_core.pressure.samples import CpuTimes, EngineCgroup, HostSample, ReadingStatus, measured
 from router_core.pressure.split import Cooldown, CpuSplit, OwnTrace
 from tests.support.host_samples import host
 
@@ -70,7 +70,7 @@ def test_an_uncounted_engine_makes_everything_external_only_while_nothing_of_our
     assert split.external_pct.taken_ms == 63_000
     trace.note(64_000)
     split.fold(busy(64, 8), engines_up=1)
-    assert (split.external_pct.status, split.external_pct.value) == (Status.UNKNOWN, None)
+    assert (split.external_pct.status, split.external_pct.value) == (ReadingStatus.UNKNOWN, None)
     split.fold(busy(65, 8), engines_up=1)
     split.fold(busy(66, 8), engines_up=1)
     assert split.external_pct.value is None

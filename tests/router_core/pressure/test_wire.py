@@ -11,9 +11,9 @@ from router_core.pressure.samples import (
     GpuSample,
     GpuStanding,
     Reading,
+    ReadingStatus,
     ResourceState,
     Sampled,
-    Status,
     aged,
     measured,
     missing,
@@ -120,12 +120,14 @@ def test_a_reading_turns_stale_and_then_unknown() -> None:
     status = [
         aged(reading, 1_000 + age, 1_000, published=True).status for age in (3_000, 3_001, 10_000, 10_001)
     ]
-    assert status == [Status.OK, Status.STALE, Status.STALE, Status.UNKNOWN]
+    assert status == [ReadingStatus.OK, ReadingStatus.STALE, ReadingStatus.STALE, ReadingStatus.UNKNOWN]
     slow = [
         aged(reading, 1_000 + age, 5_000, published=False).status for age in (7_500, 7_501, 50_000, 50_001)
     ]
-    assert slow == [Status.OK, Status.STALE, Status.STALE, Status.UNKNOWN]
-    assert aged(reading, 99_999, 1_000, published=True) == Reading(taken_ms=1_000, status=Status.UNKNOWN)
+    assert slow == [ReadingStatus.OK, ReadingStatus.STALE, ReadingStatus.STALE, ReadingStatus.UNKNOWN]
+    assert aged(reading, 99_999, 1_000, published=True) == Reading(
+        taken_ms=1_000, status=ReadingStatus.UNKNOWN
+    )
 
 
 def test_what_cannot_be_known_does_not_age() -> None:

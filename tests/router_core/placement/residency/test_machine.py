@@ -11,20 +11,20 @@ from router_core.placement.residency.events import (
     Action,
     Allowed,
     Drain,
-    Held,
+    EngineResidency,
+    HostLook,
     Key,
     Load,
     Looked,
     Model,
-    Notify,
+    ModelStage,
+    NotifyResidency,
     Ordered,
-    Picture,
-    State,
-    Told,
+    ResidencyNotice,
     Trigger,
     Unload,
 )
-from router_core.placement.residency.machine import Residency
+from router_core.placement.residency.machine import ResidencyMachine
 from router_core.placement.residency.worth import worth
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
@@ -57,7 +57,7 @@ class Host:
         self, *models: Model, free: int = 8 * GIB, policy: ResidencyPolicy = POLICY, on: bool = True
     ) -> None:
         self.now = 1_000_000
-        self.machine = Residency(policy, Random(1))
+        self.machine = ResidencyMachine(policy, Random(1))
         self.models = {model.key: model for model in models}
         self.fields: dict[str, Any] = {"reserve_bytes": GIB}
         self.free = free
@@ -73,7 +73,7 @@ class Host:
     def look(self) -> list[Action]:
         for key in self.serves:
             self.set(key, started=round(self.models[key].rate * (self.now - 1_000_000) / 1_000))
-        picture = Picture(models=tuple(self.models.values()), free_bytes=self.free, **self.fields)
+        picture = HostLook(models=tuple(self.models.values()), free_bytes=self.free, **self.fields)
         return self._note(self.machine.handle(Looked(picture=picture), self.now))
 
     def ordered(self, key: Key, ok: bool = True) -> list[Action]:
@@ -104,18 +104,18 @@ class Host:
         self.log += actions
         return actions
 
-    def states(self) -> dict[Key, State]:
+    def states(self) -> dict[Key, ModelStage]:
         return {key: self.machine.state(key) for key in self.models}
 
 
 def warmed(host: Host) -> None:
     """Two minutes pass in which nothing changes."""
-    assert not [action for action in host.run(2 * MINUTE) if not isinstance(action, Notify)]
+    assert not [action for action in host.run(2 * MINUTE) if not isinstance(action, NotifyResidency)]
 
 
 def a_full_host(**over: Any) -> Host:
     """``a`` is resident and little asked for, ``b`` is asked for and nowhere warm; there is room for one."""
-    resident = a_model(A, held=Held.RESIDENT, rate=0.1, wait_s=0.0)
+    resident = a_model(A, held=EngineResidency.RESIDENT, rate=0.1, wait_s=0.0)
     return Host(resident, a_model(B, **over), free=2 * GIB)
 
 
@@ -134,14 +134,14 @@ def test_a_model_that_is_asked_for_and_warm_nowhere_is_loaded_once_all_has_been_
     load = host.until(Load)
     assert load == Load(key=B, within_ms=40_000)
     assert MINUTE <= host.now - began <= MINUTE + 18_000 + POLICY.turn_ms + 18_000
-    assert host.states() == {B: State.LOADING}
+    assert host.states() == {B: ModelStage.LOADING}
     assert host.machine.reserved_bytes == 4 * GIB
     host.ordered(B)
     host.now += 9_000
-    host.set(B, held=Held.RESIDENT, wait_s=0.0)
+    host.set(B, held=EngineResidency.RESIDENT, wait_s=0.0)
     (told,) = host.look()
-    assert told == Notify(code=Told.LOADED, key=B, trigger=Trigger.PRELOAD, seconds=9.0)
-    assert (host.states(), host.machine.reserved_bytes) == ({B: State.RESIDENT}, 0)
+    assert told == NotifyResidency(code=ResidencyNotice.LOADED, key=B, trigger=Trigger.PRELOAD, seconds=9.0)
+    assert (host.states(), host.machine.reserved_bytes) == ({B: ModelStage.RESIDENT}, 0)
 
 
 def test_a_model_that_somebody_serves_without_waiting_is_not_loaded() -> None:
@@ -159,43 +159,49 @@ def test_what_makes_room_is_drained_then_unloaded_then_gone_before_anything_is_l
     assert host.until(Drain) == Drain(key=A)
     assert host.machine.leaving == {A}
     assert host.machine.reserved_bytes == 4 * GIB, "nobody else is to count on what becomes free"
-    assert host.states()[A] is State.DRAINING
+    assert host.states()[A] is ModelStage.DRAINING
     host.set(A, busy=1)
     assert host.run(30_000) == [], "a request of ours is still in it"
     host.set(A, busy=0, used_ms=host.now)
     assert host.until(Unload) == Unload(key=A)
-    assert host.states()[A] is State.UNLOADING
+    assert host.states()[A] is ModelStage.UNLOADING
     host.ordered(A)
     assert host.run(3_000) == [], "it is still in memory"
-    host.set(A, held=Held.ABSENT)
+    host.set(A, held=EngineResidency.ABSENT)
     host.free = 6 * GIB
     told, load = host.run(1_000)
-    assert (told, load) == (Notify(code=Told.UNLOADED, key=A), Load(key=B, within_ms=40_000))
+    assert (told, load) == (
+        NotifyResidency(code=ResidencyNotice.UNLOADED, key=A),
+        Load(key=B, within_ms=40_000),
+    )
     assert host.machine.leaving == frozenset()
-    assert host.states() == {A: State.PRESENT, B: State.LOADING}
+    assert host.states() == {A: ModelStage.PRESENT, B: ModelStage.LOADING}
 
 
 def test_memory_that_does_not_show_up_as_free_is_waited_for_and_then_not_loaded_into() -> None:
     host = a_full_host()
     host.until(Unload)
     host.ordered(A)
-    host.set(A, held=Held.ABSENT)
+    host.set(A, held=EngineResidency.ABSENT)
     unloaded, given_up = host.run(POLICY.freed_ms + 2_000)
-    assert unloaded == Notify(code=Told.UNLOADED, key=A)
-    assert given_up == Notify(code=Told.GIVEN_UP, key=B, trigger=Trigger.PRELOAD)
-    assert host.states()[B] is State.FAILED
+    assert unloaded == NotifyResidency(code=ResidencyNotice.UNLOADED, key=A)
+    assert given_up == NotifyResidency(code=ResidencyNotice.GIVEN_UP, key=B, trigger=Trigger.PRELOAD)
+    assert host.states()[B] is ModelStage.FAILED
 
 
 def test_memory_that_shows_up_late_is_loaded_into_once_most_of_it_is_free() -> None:
     host = a_full_host()
     host.until(Unload)
     host.ordered(A)
-    host.set(A, held=Held.ABSENT)
+    host.set(A, held=EngineResidency.ABSENT)
     host.free = 2 * GIB + 3 * GIB + GIB // 8
     assert host.run(3_000) == [], "it would fit, but less than 80 % of what left is free yet"
     host.free += GIB // 8
     unloaded, load = host.run(1_000)
-    assert (unloaded, load) == (Notify(code=Told.UNLOADED, key=A), Load(key=B, within_ms=40_000))
+    assert (unloaded, load) == (
+        NotifyResidency(code=ResidencyNotice.UNLOADED, key=A),
+        Load(key=B, within_ms=40_000),
+    )
 
 
 def test_a_load_that_something_else_began_meanwhile_is_not_joined_by_another() -> None:
@@ -203,11 +209,14 @@ def test_a_load_that_something_else_began_meanwhile_is_not_joined_by_another() -
     host.models[C] = a_model(C, rate=0.0)
     host.until(Unload)
     host.ordered(A)
-    host.set(A, held=Held.ABSENT)
-    host.set(C, held=Held.LOADING)
+    host.set(A, held=EngineResidency.ABSENT)
+    host.set(C, held=EngineResidency.LOADING)
     host.free = 100 * GIB
     told = host.run(2_000)
-    assert [action.code for action in told if isinstance(action, Notify)] == [Told.UNLOADED, Told.GIVEN_UP]
+    assert [action.code for action in told if isinstance(action, NotifyResidency)] == [
+        ResidencyNotice.UNLOADED,
+        ResidencyNotice.GIVEN_UP,
+    ]
     assert not any(isinstance(action, Load) for action in told)
 
 
@@ -223,7 +232,9 @@ def test_the_resident_that_is_worth_least_makes_room(less: dict[str, Any]) -> No
         host = a_full_host()
         host.set(A, **first)
         other = ("llama", "d")
-        host.models[other] = a_model(other, held=Held.RESIDENT, wait_s=0.0, **({"rate": 0.1} | second))
+        host.models[other] = a_model(
+            other, held=EngineResidency.RESIDENT, wait_s=0.0, **({"rate": 0.1} | second)
+        )
         assert host.until(Drain) == Drain(key=A if first else other)
 
 
@@ -240,7 +251,7 @@ def test_of_two_whose_turn_has_come_the_worthier_is_loaded(rates: tuple[float, f
 def test_no_more_is_evicted_than_it_takes() -> None:
     host = a_full_host()
     small = ("llama", "small")
-    host.models[small] = a_model(small, held=Held.RESIDENT, held_bytes=GIB, rate=0.001, wait_s=0.0)
+    host.models[small] = a_model(small, held=EngineResidency.RESIDENT, held_bytes=GIB, rate=0.001, wait_s=0.0)
     assert host.until(Drain) == Drain(key=A), (
         "what is least worth would not do, and with the other is not needed"
     )
@@ -253,7 +264,9 @@ def test_for_a_model_that_may_not_be_loaded_nothing_makes_room() -> None:
 
 def test_nothing_is_evicted_for_less_than_half_as_much_again() -> None:
     def loads(rate: float) -> bool:
-        host = Host(a_model(A, held=Held.RESIDENT, wait_s=0.0), a_model(B, rate=rate), free=2 * GIB)
+        host = Host(
+            a_model(A, held=EngineResidency.RESIDENT, wait_s=0.0), a_model(B, rate=rate), free=2 * GIB
+        )
         host.serves.add(A)
         return any(isinstance(action, Drain) for action in host.run(10 * MINUTE))
 
@@ -263,7 +276,9 @@ def test_nothing_is_evicted_for_less_than_half_as_much_again() -> None:
 
 def test_a_resident_is_worth_only_its_share_of_the_requests() -> None:
     host = Host(
-        a_model(A, held=Held.RESIDENT, rate=10.0, wait_s=0.0, able=2), a_model(B, rate=1.0), free=2 * GIB
+        a_model(A, held=EngineResidency.RESIDENT, rate=10.0, wait_s=0.0, able=2),
+        a_model(B, rate=1.0),
+        free=2 * GIB,
     )
     assert not any(isinstance(action, Drain) for action in host.run(30_000))
     assert host.until(Drain, 30 * MINUTE) == Drain(key=A), "another node answers all the requests for it"
@@ -271,7 +286,9 @@ def test_a_resident_is_worth_only_its_share_of_the_requests() -> None:
 
 def test_a_resident_that_is_used_here_keeps_its_worth() -> None:
     host = Host(
-        a_model(A, held=Held.RESIDENT, rate=10.0, wait_s=0.0, able=2), a_model(B, rate=1.0), free=2 * GIB
+        a_model(A, held=EngineResidency.RESIDENT, rate=10.0, wait_s=0.0, able=2),
+        a_model(B, rate=1.0),
+        free=2 * GIB,
     )
     host.serves.add(A)
     assert host.run(60 * MINUTE) == []
@@ -283,10 +300,10 @@ def test_models_kept_in_use_or_just_loaded_are_never_evicted() -> None:
         host.set(A, **over)
         assert host.run(20 * MINUTE) == [], over
     host = a_full_host()
-    host.set(A, held=Held.ABSENT)
+    host.set(A, held=EngineResidency.ABSENT)
     host.set(B, rate=0.0)
     warmed(host)
-    host.set(A, held=Held.RESIDENT)
+    host.set(A, held=EngineResidency.RESIDENT)
     host.set(B, rate=1.0)
     host.look()
     arrived = host.now
@@ -312,10 +329,10 @@ def test_nothing_is_evicted_where_that_would_not_make_enough_room() -> None:
 
 
 def test_an_engine_that_holds_one_model_must_lose_it_first_however_much_is_free() -> None:
-    host = Host(a_model(A, held=Held.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
+    host = Host(a_model(A, held=EngineResidency.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
     host.fields["places"] = {"llama": 1}
     assert host.until(Drain) == Drain(key=A)
-    other = Host(a_model(C, held=Held.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
+    other = Host(a_model(C, held=EngineResidency.RESIDENT, rate=0.1, wait_s=0.0), a_model(B), free=100 * GIB)
     other.fields["places"] = {"llama": 1}
     assert other.until(Load) == Load(key=B, within_ms=40_000)
 
@@ -325,11 +342,11 @@ def test_a_drain_that_does_not_end_is_given_up_and_the_model_stays() -> None:
     host.until(Drain)
     host.set(A, busy=1)
     told = host.run(POLICY.drain_ms + 2_000)
-    assert [action.code for action in told if isinstance(action, Notify)] == [
-        Told.DRAIN_OVERDUE,
-        Told.GIVEN_UP,
+    assert [action.code for action in told if isinstance(action, NotifyResidency)] == [
+        ResidencyNotice.DRAIN_OVERDUE,
+        ResidencyNotice.GIVEN_UP,
     ]
-    assert host.states() == {A: State.RESIDENT, B: State.FAILED}
+    assert host.states() == {A: ModelStage.RESIDENT, B: ModelStage.FAILED}
     assert host.machine.leaving == frozenset()
 
 
@@ -338,11 +355,11 @@ def test_an_engine_that_refuses_to_unload_keeps_its_model_and_ends_the_plan() ->
     host.until(Unload)
     assert host.machine.leaving == {A}
     told = host.ordered(A, ok=False)
-    assert [action.code for action in told if isinstance(action, Notify)] == [
-        Told.UNLOAD_FAILED,
-        Told.GIVEN_UP,
+    assert [action.code for action in told if isinstance(action, NotifyResidency)] == [
+        ResidencyNotice.UNLOAD_FAILED,
+        ResidencyNotice.GIVEN_UP,
     ]
-    assert host.states() == {A: State.RESIDENT, B: State.FAILED}
+    assert host.states() == {A: ModelStage.RESIDENT, B: ModelStage.FAILED}
 
 
 @pytest.mark.lesson("mudler/LocalAI#9583: a load repeated every 30 s")
@@ -355,9 +372,9 @@ def test_a_load_that_fails_again_and_again_is_tried_ever_less() -> None:
         tries.append(host.now)
         host.now += 1_000
         (told,) = host.ordered(B, ok=False)
-        assert isinstance(told, Notify)
-        assert told.code is Told.LOAD_FAILED
-        assert host.states() == {B: State.FAILED}
+        assert isinstance(told, NotifyResidency)
+        assert told.code is ResidencyNotice.LOAD_FAILED
+        assert host.states() == {B: ModelStage.FAILED}
     waits = [later - earlier for earlier, later in pairwise(tries)]
     assert all(wait >= (MINUTE << n) for n, wait in enumerate(waits))
 
@@ -367,7 +384,7 @@ def test_a_model_that_never_loads_is_tried_once_an_hour_in_the_end() -> None:
     for _ in range(9):
         host.until(Load, 4 * 60 * MINUTE)
         host.ordered(B, ok=False)
-    assert stands(host) == {B: (State.FAILED, 60 * MINUTE, None)}
+    assert stands(host) == {B: (ModelStage.FAILED, 60 * MINUTE, None)}
 
 
 def test_a_load_that_came_makes_earlier_failures_forgotten() -> None:
@@ -375,41 +392,43 @@ def test_a_load_that_came_makes_earlier_failures_forgotten() -> None:
     for _ in range(3):
         host.until(Load, 4 * 60 * MINUTE)
         host.ordered(B, ok=False)
-    host.set(B, held=Held.RESIDENT, wait_s=0.0)
+    host.set(B, held=EngineResidency.RESIDENT, wait_s=0.0)
     host.look()
-    assert host.states() == {B: State.RESIDENT}
-    host.set(B, held=Held.ABSENT, wait_s=None)
+    assert host.states() == {B: ModelStage.RESIDENT}
+    host.set(B, held=EngineResidency.ABSENT, wait_s=None)
     host.until(Load, 4 * 60 * MINUTE)
     host.ordered(B, ok=False)
-    assert stands(host) == {B: (State.FAILED, POLICY.retry_ms, None)}
+    assert stands(host) == {B: (ModelStage.FAILED, POLICY.retry_ms, None)}
 
 
 def test_a_failure_that_the_engine_itself_tells_counts_as_one() -> None:
     host = Host(a_model(B))
     host.until(Load)
     host.ordered(B)
-    host.set(B, held=Held.LOADING)
+    host.set(B, held=EngineResidency.LOADING)
     host.look()
-    host.set(B, held=Held.FAILED)
+    host.set(B, held=EngineResidency.FAILED)
     (told,) = host.run(1_000)
-    assert isinstance(told, Notify)
-    assert told.code is Told.LOAD_FAILED
+    assert isinstance(told, NotifyResidency)
+    assert told.code is ResidencyNotice.LOAD_FAILED
     assert host.run(MINUTE - 2_000) == []
     assert host.until(Load).key == B
     host.ordered(B)
     assert host.run(2_000) == [], "a failure of long ago is no verdict"
     (told,) = host.run(5_000)
-    assert isinstance(told, Notify)
-    assert told.code is Told.LOAD_FAILED
+    assert isinstance(told, NotifyResidency)
+    assert told.code is ResidencyNotice.LOAD_FAILED
 
 
 def test_a_load_that_takes_four_times_as_long_as_usual_has_failed() -> None:
     host = Host(a_model(B))
     host.until(Load)
     host.ordered(B)
-    host.set(B, held=Held.LOADING)
+    host.set(B, held=EngineResidency.LOADING)
     told = host.run(41_000)
-    assert [action.code for action in told if isinstance(action, Notify)] == [Told.LOAD_OVERDUE]
+    assert [action.code for action in told if isinstance(action, NotifyResidency)] == [
+        ResidencyNotice.LOAD_OVERDUE
+    ]
     unknown = Host(a_model(B, load_known=False))
     assert unknown.until(Load).within_ms == POLICY.load_unknown_ms
 
@@ -421,16 +440,16 @@ def test_at_most_six_loads_are_begun_in_an_hour() -> None:
     while host.now < 1_000_000 + 100 * MINUTE:
         host.run(1_000)
         for key, model in host.models.items():
-            if host.machine.state(key) is State.LOADING and model.held is Held.ABSENT:
+            if host.machine.state(key) is ModelStage.LOADING and model.held is EngineResidency.ABSENT:
                 begun.append(host.now)
-                host.set(key, held=Held.RESIDENT, wait_s=0.0)
+                host.set(key, held=EngineResidency.RESIDENT, wait_s=0.0)
                 host.ordered(key)
     assert len([at for at in begun if at - begun[0] < 60 * MINUTE - 1_000]) == 6
     assert len(begun) > 6
 
 
 def test_nothing_begins_while_anything_is_being_loaded_here() -> None:
-    host = Host(a_model(A, held=Held.LOADING), a_model(B))
+    host = Host(a_model(A, held=EngineResidency.LOADING), a_model(B))
     assert host.run(20 * MINUTE) == []
 
 
@@ -438,8 +457,10 @@ def test_pressure_stops_what_has_not_begun_and_the_calm_counts_anew() -> None:
     host = a_full_host()
     host.until(Drain)
     host.fields["level"] = Level.HIGH
-    assert [action.code for action in host.look() if isinstance(action, Notify)] == [Told.GIVEN_UP]
-    assert host.states()[A] is State.RESIDENT
+    assert [action.code for action in host.look() if isinstance(action, NotifyResidency)] == [
+        ResidencyNotice.GIVEN_UP
+    ]
+    assert host.states()[A] is ModelStage.RESIDENT
     host.fields["level"] = Level.ELEVATED
     assert host.run(20 * MINUTE) == []
     host.fields["level"] = Level.NONE
@@ -478,9 +499,9 @@ def test_a_second_replica_comes_where_waiting_costs_more_than_loading() -> None:
     host.until(Load)
     assert POLICY.replica_hold_ms <= host.now - began <= POLICY.replica_hold_ms + POLICY.turn_ms + 1_000
     host.ordered(B)
-    host.set(B, held=Held.RESIDENT)
+    host.set(B, held=EngineResidency.RESIDENT)
     (told,) = host.run(1_000)
-    assert isinstance(told, Notify)
+    assert isinstance(told, NotifyResidency)
     assert told.trigger is Trigger.REPLICA
 
 
@@ -506,9 +527,9 @@ def test_switched_off_in_mid_drain_all_stays_as_it_is() -> None:
     host.until(Drain)
     host.machine.handle(Allowed(on=False), host.now)
     (told,) = host.run(1_000)
-    assert isinstance(told, Notify)
-    assert told.code is Told.GIVEN_UP
-    assert host.states()[A] is State.RESIDENT
+    assert isinstance(told, NotifyResidency)
+    assert told.code is ResidencyNotice.GIVEN_UP
+    assert host.states()[A] is ModelStage.RESIDENT
     assert host.machine.leaving == frozenset()
     assert host.run(20 * MINUTE) == []
 
@@ -519,7 +540,7 @@ def test_an_engine_that_goes_away_in_mid_load_is_a_failure_and_no_crash() -> Non
     gone = host.models.pop(B)
     assert host.run(5_000) == []
     host.ordered(B, ok=False)
-    assert host.machine.state(B) is State.FAILED
+    assert host.machine.state(B) is ModelStage.FAILED
     host.models[B] = gone
     assert host.run(30_000) == []
     assert host.until(Load).key == B
@@ -531,11 +552,11 @@ def test_an_engine_that_took_the_order_and_shows_nothing_of_it_has_failed() -> N
         host.until(Load)
         host.ordered(B)
         if seen:
-            host.set(B, held=Held.LOADING)
+            host.set(B, held=EngineResidency.LOADING)
             assert host.run(60_000) == []
         lost = host.now
         host.models.pop(B)
-        assert host.until(Notify).code is Told.LOAD_FAILED
+        assert host.until(NotifyResidency).code is ResidencyNotice.LOAD_FAILED
         assert POLICY.load_least_ms <= host.now - lost <= POLICY.load_least_ms + 2 * POLICY.watch_ms
         assert host.machine.reserved_bytes == 0
 
@@ -543,18 +564,18 @@ def test_an_engine_that_took_the_order_and_shows_nothing_of_it_has_failed() -> N
 def test_a_load_by_a_request_is_followed_and_ends_the_plan_for_the_same_model() -> None:
     host = a_full_host()
     host.until(Drain)
-    host.set(B, held=Held.LOADING)
+    host.set(B, held=EngineResidency.LOADING)
     host.run(1_000)
-    assert host.states() == {A: State.RESIDENT, B: State.LOADING}
-    host.set(B, held=Held.RESIDENT)
+    assert host.states() == {A: ModelStage.RESIDENT, B: ModelStage.LOADING}
+    host.set(B, held=EngineResidency.RESIDENT)
     host.look()
-    assert host.states() == {A: State.RESIDENT, B: State.RESIDENT}
+    assert host.states() == {A: ModelStage.RESIDENT, B: ModelStage.RESIDENT}
 
 
 # --- what people are told -------------------------------------------------------------------------------------
 
 
-def stands(host: Host) -> dict[Key, tuple[State, int | None, Key | None]]:
+def stands(host: Host) -> dict[Key, tuple[ModelStage, int | None, Key | None]]:
     return {
         each.key: (each.state, each.left_ms, each.room_for)
         for each in host.machine.standings(host.now).models
@@ -565,21 +586,21 @@ def test_a_swap_is_told_step_by_step() -> None:
     host = a_full_host()
     assert host.machine.standings(host.now).loads_left == POLICY.loads_per_hour
     host.look()
-    assert stands(host) == {A: (State.RESIDENT, POLICY.resident_least_ms, None)}
+    assert stands(host) == {A: (ModelStage.RESIDENT, POLICY.resident_least_ms, None)}
     host.run(45_000)
-    assert stands(host) == {A: (State.RESIDENT, 15_000, None)}
+    assert stands(host) == {A: (ModelStage.RESIDENT, 15_000, None)}
     host.until(Drain)
-    assert stands(host) == {A: (State.DRAINING, POLICY.drain_ms, B), B: (State.PRESENT, None, None)}
+    assert stands(host) == {A: (ModelStage.DRAINING, POLICY.drain_ms, B), B: (ModelStage.PRESENT, None, None)}
     host.until(Unload)
     host.ordered(A)
-    assert stands(host) == {A: (State.UNLOADING, None, B), B: (State.PRESENT, None, None)}
-    host.set(A, held=Held.ABSENT)
+    assert stands(host) == {A: (ModelStage.UNLOADING, None, B), B: (ModelStage.PRESENT, None, None)}
+    host.set(A, held=EngineResidency.ABSENT)
     host.free = 6 * GIB
     host.until(Load)
-    assert stands(host) == {B: (State.LOADING, 40_000, None)}
+    assert stands(host) == {B: (ModelStage.LOADING, 40_000, None)}
     assert host.machine.standings(host.now).loads_left == POLICY.loads_per_hour - 1
     host.ordered(B, ok=False)
-    assert stands(host) == {B: (State.FAILED, POLICY.retry_ms, None)}
+    assert stands(host) == {B: (ModelStage.FAILED, POLICY.retry_ms, None)}
 
 
 def test_a_model_whose_turn_to_be_loaded_will_come_is_told() -> None:
@@ -587,7 +608,7 @@ def test_a_model_whose_turn_to_be_loaded_will_come_is_told() -> None:
     while not stands(host):
         assert host.run(1_000) == []
     ((key, (state, left_ms, _)),) = stands(host).items()
-    assert (key, state) == (B, State.PRESENT)
+    assert (key, state) == (B, ModelStage.PRESENT)
     assert left_ms is not None
     assert 0 < left_ms <= 4 * POLICY.turn_ms
 

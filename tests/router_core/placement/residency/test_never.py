@@ -11,19 +11,19 @@ from router_core.placement.residency.events import (
     Action,
     Allowed,
     Drain,
-    Held,
+    EngineResidency,
+    HostLook,
     Key,
     Load,
     Looked,
     Model,
-    Notify,
+    ModelStage,
+    NotifyResidency,
     Ordered,
-    Picture,
-    State,
-    Told,
+    ResidencyNotice,
     Unload,
 )
-from router_core.placement.residency.machine import Residency
+from router_core.placement.residency.machine import ResidencyMachine
 from router_core.policy.residency import ResidencyPolicy
 from router_core.record.state import Level
 
@@ -39,7 +39,7 @@ class Life:
     def __init__(self, seed: int, *, memory: int = 8 * GIB, reserve: int = GIB) -> None:
         self.dice = Random(seed)
         self.now = 0
-        self.machine = Residency(POLICY, Random(seed))
+        self.machine = ResidencyMachine(POLICY, Random(seed))
         self.machine.handle(Allowed(on=True), 0)
         self.memory, self.reserve = memory, reserve
         self.models: dict[Key, Model] = {}
@@ -65,14 +65,14 @@ class Life:
 
     @property
     def free(self) -> int:
-        held = (Held.LOADING, Held.RESIDENT, Held.LEAVING)
+        held = (EngineResidency.LOADING, EngineResidency.RESIDENT, EngineResidency.LEAVING)
         return self.memory - sum(model.held_bytes for model in self.models.values() if model.held in held)
 
     def set(self, key: Key, **over: object) -> None:
         self.models[key] = replace(self.models[key], **over)
 
     def look(self) -> None:
-        picture = Picture(
+        picture = HostLook(
             models=tuple(self.models.values()),
             free_bytes=self.free,
             reserve_bytes=self.reserve,
@@ -89,23 +89,23 @@ class Life:
             case Unload():
                 self.check_unused(action.key)
                 assert action.key in self.machine.leaving
-                self.set(action.key, held=Held.LEAVING)
+                self.set(action.key, held=EngineResidency.LEAVING)
                 ok = self.dice.random() < 0.9
                 self.pending[action.key] = (self.now + self.dice.randrange(10_000), ok, False)
             case Load():
                 self.check_load(action)
                 self.loads.append(self.now)
-                self.set(action.key, held=Held.LOADING)
+                self.set(action.key, held=EngineResidency.LOADING)
                 ok = action.key not in self.failing
                 took = round(1_000 * self.models[action.key].load_s * self.dice.uniform(0.5, 6.0))
                 self.pending[action.key] = (self.now + took, ok, True)
-            case Notify(code=Told.LOAD_FAILED | Told.LOAD_OVERDUE):
+            case NotifyResidency(code=ResidencyNotice.LOAD_FAILED | ResidencyNotice.LOAD_OVERDUE):
                 self.failed_at.setdefault(action.key, []).append(self.now)
 
     def check_eviction(self, key: Key) -> None:
         model = self.models[key]
         assert not model.keep
-        assert model.held is Held.RESIDENT
+        assert model.held is EngineResidency.RESIDENT
         assert self.now - self.resident_since.get(key, 0) >= POLICY.resident_least_ms
         self.check_unused(key)
         yields = sum(self.models[gone].held_bytes for gone in self.machine.leaving)
@@ -118,7 +118,9 @@ class Life:
 
     def check_load(self, action: Load) -> None:
         model = self.models[action.key]
-        assert not any(each.held in (Held.LOADING, Held.LEAVING) for each in self.models.values())
+        assert not any(
+            each.held in (EngineResidency.LOADING, EngineResidency.LEAVING) for each in self.models.values()
+        )
         assert not self.pending
         assert model.need_bytes is not None
         assert self.free >= model.need_bytes + self.reserve
@@ -136,12 +138,12 @@ class Life:
                 continue
             del self.pending[key]
             if loads:
-                self.set(key, held=Held.RESIDENT if ok else Held.ABSENT)
+                self.set(key, held=EngineResidency.RESIDENT if ok else EngineResidency.ABSENT)
                 self.resident_since[key] = self.now
                 if ok:
                     self.failed_at.pop(key, None)
             else:
-                self.set(key, held=Held.ABSENT if ok else Held.RESIDENT)
+                self.set(key, held=EngineResidency.ABSENT if ok else EngineResidency.RESIDENT)
                 self.resident_since[key] = self.now
             for action in self.machine.handle(Ordered(key=key, ok=ok), self.now):
                 self.obey(action)
@@ -155,7 +157,7 @@ class Life:
                 self.set(key, rate=self.dice.choice((0.0, 0.1, 1.0, 10.0)))
             case 1:
                 self.set(key, wait_s=self.dice.choice((None, 0.0, 100.0)))
-            case 2 if model.held is Held.RESIDENT:
+            case 2 if model.held is EngineResidency.RESIDENT:
                 if key in self.machine.leaving:
                     return
                 self.set(key, busy=1, used_ms=self.now, started=model.started + 1)
@@ -202,11 +204,11 @@ def test_lives_are_not_idle() -> None:
 @given(st.integers(min_value=0, max_value=2**32))
 def test_switched_off_nothing_is_ever_asked_for(seed: int) -> None:
     life = Life(seed)
-    life.machine = Residency(POLICY, Random(seed))
+    life.machine = ResidencyMachine(POLICY, Random(seed))
     for _ in range(200):
         life.now += 5_000
         life.happen()
-        picture = Picture(models=tuple(life.models.values()), free_bytes=life.free)
+        picture = HostLook(models=tuple(life.models.values()), free_bytes=life.free)
         assert life.machine.handle(Looked(picture=picture), life.now) == []
     assert life.machine.deadline is None
 
@@ -217,10 +219,10 @@ class Pair:
     def __init__(self, seed: int, *, late_ms: int = 100, room: int = 1) -> None:
         self.now = 0
         self.late_ms = late_ms
-        self.machines = {name: Residency(POLICY, Random(f"{name}{seed}")) for name in ("x", "y")}
-        self.held: dict[str, dict[Key, Held]] = {name: {} for name in self.machines}
-        self.said: list[tuple[int, str, dict[Key, Held]]] = []
-        self.ends: list[tuple[int, str, Key, Held]] = []
+        self.machines = {name: ResidencyMachine(POLICY, Random(f"{name}{seed}")) for name in ("x", "y")}
+        self.held: dict[str, dict[Key, EngineResidency]] = {name: {} for name in self.machines}
+        self.said: list[tuple[int, str, dict[Key, EngineResidency]]] = []
+        self.ends: list[tuple[int, str, Key, EngineResidency]] = []
         self.rates: dict[Key, float] = {}
         self.wait_s: dict[Key, float] = {}
         self.served: dict[tuple[str, Key], float] = {}
@@ -231,12 +233,12 @@ class Pair:
         for machine in self.machines.values():
             machine.handle(Allowed(on=True), 0)
 
-    def heard(self, name: str) -> dict[Key, Held]:
+    def heard(self, name: str) -> dict[Key, EngineResidency]:
         """What the other host is known to hold."""
         known = [held for at, who, held in self.said if who != name and at + self.late_ms <= self.now]
         return known[-1] if known else {}
 
-    def move(self, name: str, key: Key, held: Held) -> None:
+    def move(self, name: str, key: Key, held: EngineResidency) -> None:
         self.held[name][key] = held
         self.said.append((self.now, name, dict(self.held[name])))
 
@@ -258,22 +260,22 @@ class Pair:
     def serve(self, for_ms: int) -> None:
         """Requests go in equal parts to those who hold their model."""
         for key, rate in self.rates.items():
-            holders = [name for name in self.machines if self.held[name].get(key) is Held.RESIDENT]
+            holders = [name for name in self.machines if self.held[name].get(key) is EngineResidency.RESIDENT]
             for name in holders:
                 self.served[name, key] = self.served.get((name, key), 0.0) + rate * for_ms / 1_000 / len(
                     holders
                 )
 
-    def look(self, name: str, machine: Residency) -> None:
+    def look(self, name: str, machine: ResidencyMachine) -> None:
         own, other = self.held[name], self.heard(name)
         models = []
         for key, rate in self.rates.items():
-            here = Held.RESIDENT in (own.get(key), other.get(key))
+            here = EngineResidency.RESIDENT in (own.get(key), other.get(key))
             wait = 0.0 if here else self.wait_s.get(key) if key in self.elsewhere else None
             models.append(
                 Model(
                     key=key,
-                    held=own.get(key, Held.ABSENT),
+                    held=own.get(key, EngineResidency.ABSENT),
                     need_bytes=GIB,
                     held_bytes=GIB,
                     load_s=5.0,
@@ -283,20 +285,20 @@ class Pair:
                     able=2,
                     ahead=int(name == "y"),
                     wait_s=wait,
-                    is_loading=Held.LOADING in (own.get(key), other.get(key)),
+                    is_loading=EngineResidency.LOADING in (own.get(key), other.get(key)),
                 )
             )
-        taken = sum(held is not Held.ABSENT for held in own.values())
-        picture = Picture(models=tuple(models), free_bytes=(self.room - taken) * GIB)
+        taken = sum(held is not EngineResidency.ABSENT for held in own.values())
+        picture = HostLook(models=tuple(models), free_bytes=(self.room - taken) * GIB)
         for action in machine.handle(Looked(picture=picture), self.now):
             self.log.append((self.now, name, action))
             match action:
                 case Load():
-                    self.move(name, action.key, Held.LOADING)
-                    self.ends.append((self.now + 5_000, name, action.key, Held.RESIDENT))
+                    self.move(name, action.key, EngineResidency.LOADING)
+                    self.ends.append((self.now + 5_000, name, action.key, EngineResidency.RESIDENT))
                 case Unload():
-                    self.move(name, action.key, Held.LEAVING)
-                    self.ends.append((self.now + 500, name, action.key, Held.ABSENT))
+                    self.move(name, action.key, EngineResidency.LEAVING)
+                    self.ends.append((self.now + 500, name, action.key, EngineResidency.ABSENT))
 
 
 A: Key = ("llama", "a")
@@ -342,7 +344,7 @@ def test_room_for_one_on_each_of_two_nodes_is_shared_without_ping_pong() -> None
 
 def test_rates_that_swing_move_nothing_until_they_differ_by_half() -> None:
     pair = Pair(1)
-    pair.held["y"] = {A: Held.ABSENT}
+    pair.held["y"] = {A: EngineResidency.ABSENT}
     del pair.machines["y"]
     pair.rates = {A: 1.0, B: 1.0}
     pair.run(5 * 60_000)
@@ -361,5 +363,5 @@ def test_a_model_is_in_no_state_that_its_engine_contradicts_for_long() -> None:
         life.answer()
         life.look()
     for key, model in life.models.items():
-        resident = model.held is Held.RESIDENT
-        assert (life.machine.state(key) is State.RESIDENT) is resident
+        resident = model.held is EngineResidency.RESIDENT
+        assert (life.machine.state(key) is ModelStage.RESIDENT) is resident

@@ -10,8 +10,8 @@ from router_core.placement.admission import Gate
 from router_core.placement.decide import decide
 from router_core.placement.fleet import Live
 from router_core.placement.reasons import Reason
-from router_core.placement.residency.events import Held, Model, Picture
-from router_core.placement.residency.outlook import Headroom, Seen, outlook
+from router_core.placement.residency.events import EngineResidency, HostLook, Model
+from router_core.placement.residency.outlook import Headroom, HostModel, outlook
 from router_core.placement.rows import Row
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, Result
@@ -34,11 +34,11 @@ def cold(**over: Any) -> Row:
     return mine(**({"resident": False} | over))
 
 
-def seen(*rows: Row, told: Seen | None = None, **over: Any) -> Picture:
-    return outlook(a_fleet(*rows, **over), (told or Seen(key=KEY),), ROOM, NOW)
+def seen(*rows: Row, told: HostModel | None = None, **over: Any) -> HostLook:
+    return outlook(a_fleet(*rows, **over), (told or HostModel(key=KEY),), ROOM, NOW)
 
 
-def only(*rows: Row, told: Seen | None = None, **over: Any) -> Model:
+def only(*rows: Row, told: HostModel | None = None, **over: Any) -> Model:
     (model,) = seen(*rows, told=told, **over).models
     return model
 
@@ -69,7 +69,10 @@ def test_own_work_and_what_was_sent_but_is_not_told_yet_wait_too() -> None:
     ledger = a_ledger()
     for _ in range(4):
         ledger.local.start("llamacpp", 8.0, NOW, "tiny")
-    assert only(mine(), told=Seen(key=KEY, held=Held.RESIDENT), live=Live(ledger=ledger)).wait_s == TURN_S
+    assert (
+        only(mine(), told=HostModel(key=KEY, held=EngineResidency.RESIDENT), live=Live(ledger=ledger)).wait_s
+        == TURN_S
+    )
     ledger = a_ledger()
     warm = a_row("a", slots=2)
     sent = decided(a_request(), a_fleet(warm, live=Live(ledger=ledger))).chosen
@@ -98,7 +101,7 @@ def test_requests_in_a_model_are_those_we_know_of_or_those_its_engine_tells() ->
     ledger.local.start("llamacpp", 8.0, NOW, "other")
     live = Live(ledger=ledger)
     assert (only(mine(), live=live).busy, only(mine(), live=live).started) == (1, 1)
-    assert only(mine(), told=Seen(key=KEY, busy=3), live=live).busy == 3
+    assert only(mine(), told=HostModel(key=KEY, busy=3), live=live).busy == 3
     ledger.local.finish(ticket)
     assert (only(mine(), live=live).busy, only(mine(), live=live).started) == (0, 1)
     assert not seen(mine(), live=live).is_idle, "another model's request keeps the node busy"
@@ -138,7 +141,7 @@ def test_a_load_time_is_what_loads_took_and_else_a_guess() -> None:
 def test_a_size_that_nobody_tells_stays_unknown() -> None:
     assert only(cold(need_bytes=0)).need_bytes is None
     assert only(cold()).held_bytes == 4 * GIB, "it gives back what it would take"
-    assert only(cold(), told=Seen(key=KEY, held_bytes=3 * GIB)).held_bytes == 3 * GIB
+    assert only(cold(), told=HostModel(key=KEY, held_bytes=3 * GIB)).held_bytes == 3 * GIB
 
 
 def test_pressure_and_an_engine_that_is_down_forbid_a_load() -> None:
