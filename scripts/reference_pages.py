@@ -216,7 +216,7 @@ def _codes(said: Words) -> str:
         "its text in `error`) and in the header `x-pairmesh-reason`. An engine's own errors pass as they are.\n\n"
         f"## Errors\n\n{_table(head, own)}\n\nBetween nodes alone:\n\n{_table(head, peers)}\n\n"
         "## Filters\n\nEach candidate that cannot serve falls to one filter. If none is left, the refusal is named by the "
-        "last filter that any of them came to; `context_too_small` has the code `context_length_exceeded` in the body, as "
+        "check that removed the last candidate; `context_too_small` has the code `context_length_exceeded` in the body, as "
         f"OpenAI's clients know it.\n\n{_table(('reason', 'order', 'status'), refusals)}\n\n## Why this endpoint\n\n"
         f"{reasons}\n\n## Actions\n\nOf a decision.\n\n{_of_enum(said, 'action', Action)}\n\n## Refusals of a peer\n\n"
         f"In `x-pairmesh-refused`.\n\n{_of_enum(said, 'peer_refusal', Cause)}\n\n## What came of asking an authority\n\n"

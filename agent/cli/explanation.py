@@ -1,4 +1,4 @@
-"""A decision in words: what was chosen and why, what nearly was, who was left out, and how it went. Pure.
+"""A decision in words: what was chosen and why, the runners-up, who was left out, and how it went. Pure.
 
 Every sentence is drawn from the record that routed; nothing is computed anew. The words of each code stand in
 one table, and a code without words is shown as it is.
@@ -30,29 +30,52 @@ EXCLUSIONS: Final = {
     Reason.BREAKER_OPEN: "failed lately and is being left alone for a while",
     Reason.DRAINING: "is draining and takes no new work",
     Reason.MODEL_ABSENT: "does not have that very model, or may not load it",
-    Reason.CAPABILITY: "cannot do what the request needs",
+    Reason.CAPABILITY: "does not support what the request needs",
     Reason.CONTEXT_TOO_SMALL: "has too small a context for it",
     Reason.DOES_NOT_FIT: "has not enough free memory to load the model",
     Reason.PRESSURE: "is under pressure",
-    Reason.QUEUE_FULL: "has no free slot and no room to wait",
+    Reason.QUEUE_FULL: "has no free slot, and its queue is full",
     Reason.DEADLINE: "could not have started before the deadline",
     Reason.TRIED: "failed this very request before",
     Reason.REFUSED: "declined this very request before",
 }
+NOBODY: Final = {
+    Reason.UNTRUSTED: "no endpoint is on a member that may serve",
+    Reason.LOCALITY: "no endpoint is within the locality that the request allows",
+    Reason.NOT_IN_SUBSET: "no endpoint matches x-pairmesh-require",
+    Reason.UNREACHABLE: "no endpoint is reachable with its engine running",
+    Reason.BREAKER_OPEN: "no endpoint is left that has not failed lately",
+    Reason.DRAINING: "no endpoint is left that is not draining",
+    Reason.MODEL_ABSENT: "no endpoint has that very model or may load it",
+    Reason.CONTEXT_TOO_SMALL: "no endpoint has a context that is large enough",
+    Reason.DOES_NOT_FIT: "no endpoint has enough free memory to load the model",
+    Reason.PRESSURE: "no endpoint is left that is not under load",
+    Reason.QUEUE_FULL: "no endpoint has a free slot or room in its queue",
+    Reason.DEADLINE: "no endpoint could have started before the deadline",
+    Reason.TRIED: "no endpoint is left that has not failed this request",
+    Reason.REFUSED: "no endpoint is left that has not declined this request",
+}
+"""Why a request was refused, by the check that removed the last candidate."""
 CHOICES: Final = {
     Reason.NATIVE: "it costs least by its estimates",
     Reason.HINT: "the request preferred it; without that another would have won",
     Reason.AUTHORITY: "the authority asked about it said so",
     Reason.SESSION: "it holds this session's prompt; without that another would have won",
     Reason.EXPLORE: "it was hardly ever tried, is idle, and trying it costs nobody",
-    Reason.DEGRADED: "nothing better was left",
+    Reason.DEGRADED: "no better candidate was left",
+}
+DEGRADED: Final = {
+    "pressure": "all candidates are under load",
+    "stale_view": "the state of all candidates is too old to rank by",
+    "probe": "all candidates failed lately, and this request tries one again",
+    "digest_conflict": "endpoints have different files under this model's name",
 }
 DRAWN: Final = "it was drawn among those that cost least by their estimates"
 REFUSALS: Final = {
     Reason.HINT_MALFORMED: "a hint that narrows the choice could not be understood",
     Reason.MODEL_NAME_INVALID: "the model's name is not a valid one",
     Reason.STARTING: "this node has just started, and who has the model was not heard yet",
-    Reason.SHED: "all rows are so busy that background work is turned away",
+    Reason.SHED: "all candidates are so busy that background requests are refused",
 }
 AGAINST: Final = {
     "slo": "slower or less certain to answer in time",
@@ -77,7 +100,7 @@ STAND_INS: Final = {
 OUTS: Final = {
     "veto": "set aside: one factor is as bad as can be",
     "cold": "set aside: a warm one is as good",
-    "backup": "kept back: its picture is too old to rank by",
+    "backup": "kept back: its state is too old to rank by",
 }
 HINTS: Final = {
     HintOutcome.HONOURED: "honoured",
@@ -98,6 +121,7 @@ AUTHORITY: Final = {
     AuthorityOutcome.EMPTY_INTERSECTION: "it named nobody who could serve",
 }
 _COLD: Final = "cold"
+_CONFLICT: Final = "digest_conflict"
 FACTORS: Final = Factors.__struct_fields__
 LEAST_SHOWN: Final = 0.0005
 SHOWN_HASH: Final = 8
@@ -162,7 +186,7 @@ def _body(record: DecisionRecord) -> list[list[str]]:
     return [
         list(_chosen(record)),
         list(_weighed(record)),
-        list(_nearly(record)),
+        list(_runners_up(record)),
         list(_left_out(record)),
         [f"hint {_hint(note)}" for note in record.hints],
         list(_authority(record)),
@@ -187,25 +211,25 @@ def _asked(record: DecisionRecord) -> str:
 
 _WAITS: Final = {
     Reason.STARTING: "this node has just started, so it waits for members that were not heard yet",
-    Reason.SHED: "all rows are so busy that background requests wait until there is less to do",
+    Reason.SHED: "all candidates are so busy that background requests wait until there is less to do",
 }
-"""Why a request is held, where it is not for want of room."""
+"""Why a request is queued, where it is not for want of room."""
 
 
 def _chosen(record: DecisionRecord) -> Iterator[str]:
     if record.action is Action.QUEUE:
-        why = _WAITS.get(record.reason, "no row has room for its class, so it waits for room in the router")
-        yield f"held ({record.reason.value}): {why}"
+        why = _WAITS.get(record.reason, "no candidate has room for its class, so it waits in the router")
+        yield f"queued ({record.reason.value}): {why}"
         return
     if record.chosen is None:
-        said = (
-            REFUSALS.get(record.reason) or f"every row {EXCLUSIONS.get(record.reason, record.reason.value)}"
-        )
+        said = REFUSALS.get(record.reason) or _nobody(record)
         if not record.view.rows and record.reason is Reason.MODEL_ABSENT:
             said = "no node offers the model"
         yield f"refused ({record.reason.value}, status {record.reason.status}): {said}"
         return
-    why = DRAWN if _was_drawn(record) else CHOICES.get(record.reason, record.reason.value)
+    worse = [kind for kind in record.degraded if record.reason is Reason.DEGRADED and kind != _CONFLICT]
+    why = " and ".join(_degraded(record, kind) for kind in worse)
+    why = why or (DRAWN if _was_drawn(record) else CHOICES.get(record.reason, record.reason.value))
     yield f"chosen: {_called(record, record.chosen)}, because {why}"
     chosen = record.winner
     if chosen is not None:
@@ -217,8 +241,21 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
             "warm: the model is in memory" if chosen.resident else "cold: the model must be loaded first"
         )
         yield f"  expected: {_estimate(chosen.est)}"
-        yield f"  judged on a picture {seconds(chosen.age_ms / 1_000)} old"
-    yield from (f"  note: degraded, {what}" for what in record.degraded)
+        yield f"  based on state {seconds(chosen.age_ms / 1_000)} old"
+    yield from (f"  note: {_degraded(record, kind)}" for kind in record.degraded if kind not in worse)
+
+
+def _nobody(record: DecisionRecord) -> str:
+    """Why no candidate was left."""
+    if record.reason is Reason.CAPABILITY:
+        return f"no endpoint supports {', '.join(record.req.requires) or 'what the request needs'}"
+    return NOBODY.get(record.reason, f"no endpoint passed the check {record.reason.value}")
+
+
+def _degraded(record: DecisionRecord, kind: str) -> str:
+    said = DEGRADED.get(kind, kind)
+    loaded = {row.detail for row in record.excluded if row.code is Reason.PRESSURE and row.detail}
+    return f"{said} ({', '.join(sorted(loaded))})" if kind == "pressure" and loaded else said
 
 
 def _estimate(est: Estimate) -> str:
@@ -235,7 +272,7 @@ def _weighed(record: DecisionRecord) -> Iterator[str]:
     rows = sorted(record.candidates, key=lambda candidate: candidate.score)
     mixed = len({row.model for row in rows}) > 1
     which = "" if record.full else f"; the nearest of {record.view.rows} only"
-    yield f"weighed, least score first{which}:"
+    yield f"scores, lowest first{which}:"
     factors = [name for name in FACTORS if name != "spill" or any(row.f.spill for row in rows)]
     heads = ("", "", "score", *factors, "adj", "ahead", "wait", "load", "first token", "all in", "cost", "")
     table = [heads, *(_weights(record, row, factors, mixed=mixed) for row in rows[:SHOWN_WEIGHED])]
@@ -243,7 +280,7 @@ def _weighed(record: DecisionRecord) -> Iterator[str]:
     if len(rows) > SHOWN_WEIGHED:
         yield f"  and {len(rows) - SHOWN_WEIGHED} more"
     if record.view.cut:
-        yield f"  {count(record.view.cut, 'row')} besides could serve, but would be done later than all of these"
+        yield f"  {count(record.view.cut, 'candidate')} besides could serve, but would be done later than all of these"
 
 
 def _weights(
@@ -272,12 +309,12 @@ def _authority(record: DecisionRecord) -> Iterator[str]:
         yield f"authority ({note.mode.value}): {AUTHORITY[note.outcome]}, after {note.ms} ms{said}"
 
 
-def _nearly(record: DecisionRecord) -> Iterator[str]:
+def _runners_up(record: DecisionRecord) -> Iterator[str]:
     if not record.alternatives:
         if record.chosen is not None:
             yield "nothing else could have served it"
         return
-    yield "nearly chosen:"
+    yield "runner-up:" if len(record.alternatives) == 1 else "runners-up:"
     yield from columns([("", *_alternative(record, alternative)) for alternative in record.alternatives])
 
 
@@ -328,7 +365,7 @@ def _out(record: DecisionRecord, out: str) -> str:
 def _left_out(record: DecisionRecord) -> Iterator[str]:
     if not record.excluded_counts:
         return
-    yield f"left out: {count(sum(record.excluded_counts.values()), 'row')}"
+    yield f"left out: {count(sum(record.excluded_counts.values()), 'candidate')}"
     shown = record.excluded[:SHOWN_EXCLUDED]
     if shown:
         yield from columns([("", _called(record, row.row), _exclusion(row)) for row in shown])

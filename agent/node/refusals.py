@@ -49,7 +49,7 @@ def _locality(decision: Decision, rows: list[Row]) -> str:
 def _not_in_subset(decision: Decision, rows: list[Row]) -> str:
     hints = decision.evidence.request.hints
     unmet = sorted({key for row in rows for key in unmet_terms(row, hints)})
-    return f"no endpoint of this model meets the terms of x-pairmesh-require: unmet are {', '.join(unmet)}"
+    return f"no endpoint of this model matches x-pairmesh-require: unmet are {', '.join(unmet)}"
 
 
 def _capability(decision: Decision, rows: list[Row]) -> str:
@@ -69,7 +69,7 @@ def _capability(decision: Decision, rows: list[Row]) -> str:
             "no endpoint of this model is known to be as large as the terms params>= and bits>= of x-pairmesh-require "
             "demand"
         )
-    text = f"no endpoint of this model has what the request needs: {', '.join(names)}"
+    text = f"no endpoint of this model supports {', '.join(names)}"
     asked = capability_names(need.explicit & reduce(or_, lacks))
     if asked:
         text += f" (x-pairmesh-require: {', '.join(f'cap={name}' for name in asked)} must be known to hold)"

@@ -19,7 +19,7 @@ CODES: Final[dict[str, tuple[int, str]]] = {
         f"a narrowing routing hint is malformed, or hints are larger than {limits.HINT_HEADERS // limits.KIB} KiB",
     ),
     "locality": (400, "no endpoint of this model is within the allowed locality"),
-    "not_in_subset": (400, "no endpoint of this model meets the terms of x-pairmesh-require"),
+    "not_in_subset": (400, "no endpoint of this model matches x-pairmesh-require"),
     "capability": (400, "no endpoint of this model has a capability that the request needs"),
     "context_length_exceeded": (400, "the request is longer than the model's context"),
     "route_malformed": (400, "the route header is missing or malformed"),

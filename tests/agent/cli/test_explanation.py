@@ -12,6 +12,7 @@ from agent.cli.explanation import (
     CHOICES,
     EXCLUSIONS,
     HINTS,
+    NOBODY,
     REFUSALS,
     explain,
     explain_again,
@@ -48,21 +49,21 @@ def test_a_served_request_in_full() -> None:
         chosen: @atlas/ollama, because it costs least by its estimates
           warm: the model is in memory
           expected: first token in 0.31 s (prompt 0.30 s, network 10 ms), all in 3.1 s, 91 tokens/s, give or take 30%
-          judged on a picture 0.40 s old
+          based on state 0.40 s old
 
-        weighed, least score first:
+        scores, lowest first:
                           score    slo  memory  switch  pressure  speed    adj  ahead   wait   load  first token  all in    cost
         *  @atlas/ollama  0.030  0.030   0.000   0.000     0.100  0.100  0.000    0.0    0 s    0 s       0.31 s   3.1 s  0.59 s
            @borg/vllm     0.240  0.240   0.000   0.000     0.100  0.100  0.000    2.1  1.6 s    0 s        2.0 s   4.8 s   5.2 s
            @tiny/ollama   0.640  0.640   0.000   0.000     0.100  0.100  0.000    0.0    0 s  8.0 s        8.3 s  11.1 s   8.6 s  cold, veto
 
-        nearly chosen:
+        runners-up:
           @borg/vllm    score 0.240 against 0.030  slower or less certain to answer in time
           @tiny/ollama  score 0.640 against 0.030  tight on memory; set aside: one factor is as bad as can be
 
-        left out: 2 rows
+        left out: 2 candidates
           @laptop/ollama  is under pressure (activity)
-          @old/llamacpp   cannot do what the request needs (tools)
+          @old/llamacpp   does not support what the request needs (tools)
 
         hint prefer @tiny: considered, but another was better by more than the bonus
 
@@ -95,11 +96,11 @@ def test_a_refused_request_in_full() -> None:
         decision AAAAAAAAAAAAAAAAAAAAAAAAAA for request req-1, by policy balanced 3f2a91c0
         asked for llama3.2, that is llama3.2:3b (chat, interactive, streamed): about 1,200 prompt tokens; 256 expected back; needs tools
 
-        refused (queue_full, status 429): every row has no free slot and no room to wait
+        refused (queue_full, status 429): no endpoint has a free slot or room in its queue
 
-        left out: 4 rows
-          @atlas/ollama  has no free slot and no room to wait
-          and 2 more that each has no free slot and no room to wait
+        left out: 4 candidates
+          @atlas/ollama  has no free slot, and its queue is full
+          and 2 more that each has no free slot, and its queue is full
           and 1 more that each is not reachable, or its engine is not running
 
         outcome: not known yet
@@ -115,12 +116,28 @@ def test_a_wait_for_room_is_told_with_its_length() -> None:
         outcome=Ending(status=429, total_ms=60_010, held_ms=60_000),
         **nobody,
     )
-    assert "held (queue_full): no row has room for its class" in held
+    assert "queued (queue_full): no candidate has room for its class" in held
     assert "outcome: status 429 after 60.0 s, waited 60.0 s for room\n" in held
     put_off = told(action=Action.QUEUE, reason=Reason.SHED, **nobody)
-    assert "held (shed): all rows are so busy that background requests wait" in put_off
+    assert "queued (shed): all candidates are so busy that background requests wait" in put_off
     shed = told(action=Action.SHED, reason=Reason.SHED, **nobody)
-    assert "refused (shed, status 429): all rows are so busy" in shed
+    assert "refused (shed, status 429): all candidates are so busy" in shed
+
+
+def test_a_refusal_names_what_no_endpoint_supports() -> None:
+    nobody: dict[str, object] = {"chosen": None, "margin": None, "candidates": (), "alternatives": ()}
+    requires = replace(record().req, requires=("vision",))
+    text = told(action=Action.REJECT, reason=Reason.CAPABILITY, req=requires, **nobody)
+    assert "refused (capability, status 400): no endpoint supports vision\n" in text
+
+
+def test_a_choice_among_loaded_hosts_says_so_with_what_loads_them() -> None:
+    text = told(reason=Reason.DEGRADED, degraded=("digest_conflict", "pressure"))
+    assert "because all candidates are under load (activity)\n" in text
+    assert "  note: endpoints have different files under this model's name\n" in text
+    assert "  note: all candidates" not in text
+    preferred = told(reason=Reason.HINT, degraded=("stale_view",))
+    assert "  note: the state of all candidates is too old to rank by\n" in preferred
 
 
 def test_a_model_nobody_offers_is_said_so() -> None:
@@ -225,10 +242,12 @@ def test_a_long_record_shows_the_best_candidates_and_counts_the_rest() -> None:
     assert "@n15/x" in text
     assert "@n16/x" not in text
     assert "  and 14 more\n" in text
-    assert "weighed, least score first; the nearest of 5 only:\n" in told(full=False)
+    assert "scores, lowest first; the nearest of 5 only:\n" in told(full=False)
     assert "rows besides could serve" not in text
     many = ViewFacts(gen=1, max_age_ms=0, m_r=3, rows=90, cut=40)
-    assert "  40 rows besides could serve, but would be done later than all of these\n" in told(view=many)
+    assert "  40 candidates besides could serve, but would be done later than all of these\n" in told(
+        view=many
+    )
 
 
 def test_what_was_asked_of_an_authority_is_told() -> None:
@@ -268,7 +287,7 @@ def test_names_of_others_cannot_repaint_the_screen() -> None:
 
 
 def test_every_code_has_words() -> None:
-    assert set(EXCLUSIONS) == set(FILTERS)
+    assert set(EXCLUSIONS) == set(FILTERS) == {*NOBODY, Reason.CAPABILITY}
     assert set(HINTS) == set(HintOutcome)
     assert {*AUTHORITY, AuthorityOutcome.OFF} == set(AuthorityOutcome)
     assert set(EXCLUSIONS) | set(CHOICES) | set(REFUSALS) == set(Reason)

@@ -23,7 +23,7 @@ NO_TOOLS = {"cap_no": int(Capability.TOOLS)}
 
 
 def test_a_capability_is_told_by_its_name() -> None:
-    need = "no endpoint of this model has what the request needs: "
+    need = "no endpoint of this model supports "
     vision = Capability.VISION
     assert words(a_row("a", **NO_PICTURES), requires=vision) == need + "vision"
     both = words(a_row("a", **NO_PICTURES), a_row("b", **NO_TOOLS), requires=vision | Capability.TOOLS)
@@ -51,7 +51,7 @@ def test_a_context_is_told_as_clients_look_for_it() -> None:
 
 def test_unmet_terms_are_told_by_their_keys_alone() -> None:
     told = words(a_row("a"), hints=parsed_hints(require="node=@secret,label=room:hidden"))
-    assert told == "no endpoint of this model meets the terms of x-pairmesh-require: unmet are label, node"
+    assert told == "no endpoint of this model matches x-pairmesh-require: unmet are label, node"
 
 
 def test_a_locality_is_told_with_who_says_so() -> None:
