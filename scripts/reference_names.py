@@ -154,7 +154,7 @@ QUESTION: Final = "authority, question"
 ANSWER: Final = "authority, answer"
 VIEW: Final = "GET /v1/view"
 _INTERNAL_VARIABLES: Final = re.compile(r"PAIRMESH_FAKE_")
-_METRICS_BY_TEMPLATE: Final = {"pairmesh_{}_alarms_total": {"pairmesh_mesh_alarms_total": "Alarms of mesh."}}
+_METRICS_BY_TEMPLATE: Final = {"pairmesh_{}_alarms_total": {"pairmesh_mesh_alarms_total": "Mesh alarms."}}
 _EVENTS_BY_TEMPLATE: Final = {
     "{}.{}": [f"mesh.{alarm.value}" for alarm in Alarm],
     "model.{}": [f"model.{told.value}" for told in ResidencyNotice],

@@ -38,9 +38,10 @@ class LinkDoc(Struct, frozen=True, kw_only=True):
     fault: str | None = None
 
 
-class ShunDoc(Struct, frozen=True, kw_only=True):
-    """Why a member is shunned: for ``restarts``, so many so fast that it may be one identity in two places, because
-    its records are ``behind`` those of another life of it, or for a ``malformed`` record. It ends in ``left_ms``, if nothing of the kind comes again."""
+class BlockedDoc(Struct, frozen=True, kw_only=True):
+    """Why a member gets no requests: for ``restarts``, so many so fast that it may be one identity in two places, because
+    its records are ``behind`` those of another life of it, or for a ``malformed`` record. It ends in ``left_ms``, if
+    nothing of the kind comes again."""
 
     why: str
     left_ms: int
@@ -87,8 +88,8 @@ class EngineDoc(Struct, frozen=True, kw_only=True):
 
 class MemberDoc(Struct, frozen=True, kw_only=True):
     """One node. ``in_flight`` sums the engines' running (else ours); ``gen_tps`` is the fastest learned
-    single-stream speed of what is resident; ``age_ms`` is the age of its newest state here; ``shun``: it gets no
-    requests, whatever it says. ``label`` is the name, marked by the first characters of the id where others have it too;
+    single-stream speed of what is resident; ``age_ms`` is the age of its newest state here; ``blocked_until``: it gets
+    no requests, whatever it says, and why. ``label`` is the name, marked by the first characters of the id where others have it too;
     ``pressed`` are the resources behind a level of ``high`` or ``critical``, ``requests`` is None of the own node."""
 
     name: str
@@ -109,7 +110,7 @@ class MemberDoc(Struct, frozen=True, kw_only=True):
     in_flight: int | None
     work_s: float | None
     gen_tps: float | None
-    shun: ShunDoc | None = None
+    blocked_until: BlockedDoc | None = None
     label: str = ""
     pressed: tuple[str, ...] = ()
     requests: RequestsDoc | None = None
@@ -230,8 +231,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     ``HOST:PORT``, ``faults`` what its operator must see; ``isolated``: no link is up although members are alive,
     so the view of them has stopped; ``unfit_names``: by endpoint, how many of its models have a name that others
     cannot be told, so that nobody is offered them, ``more_models`` how many of its list are not looked at,
-    ``untold_models`` how many more this node has than it can tell;
-    ``troubles``: by endpoint, in a word what is wrong with it; ``withdrawn``: by endpoint, what it lately did not know;
+    ``hidden_models`` how many more this node has than it can tell;
+    ``engine_errors``: by endpoint, in a word what is wrong with it; ``withdrawn``: by endpoint, what it lately did not know;
     ``told``: the addresses others are told to reach it at.
     ``residency`` is None where models are not moved. ``label`` is as that of a member, ``log_lines_lost`` are those that
     nobody got, ``host`` is what was measured here, ``waits_for_restart`` the settings whose value in the file is another
@@ -252,8 +253,8 @@ class OwnDoc(Struct, frozen=True, kw_only=True):
     drains: tuple[DrainDoc, ...] = ()
     unfit_names: dict[str, int] = {}
     more_models: dict[str, int] = {}
-    untold_models: int = 0
-    troubles: dict[str, str] = {}
+    hidden_models: int = 0
+    engine_errors: dict[str, str] = {}
     withdrawn: dict[str, tuple[str, ...]] = {}
     residency: ResidencyDoc | None = None
     label: str = ""
@@ -285,7 +286,7 @@ def members_of(
     roster: Sequence[Member],
     links: Mapping[Id16, LinkDoc],
     now: int,
-    shuns: Mapping[Id16, ShunDoc] = {},
+    blocked: Mapping[Id16, BlockedDoc] = {},
     requests: Mapping[Id16, RequestsDoc] = {},
 ) -> tuple[MemberDoc, ...]:
     """One document per node of the view and per roster member not in it; own node first, then by name."""
@@ -294,7 +295,7 @@ def members_of(
             node,
             links.get(node.id16),
             now,
-            shuns.get(node.id16),
+            blocked.get(node.id16),
             None if node.is_self else requests.get(node.id16),
         )
         for node in view.nodes.values()
@@ -311,7 +312,7 @@ def member_doc(
     node: NodeView,
     link: LinkDoc | None,
     now: int,
-    shun: ShunDoc | None = None,
+    blocked_until: BlockedDoc | None = None,
     requests: RequestsDoc | None = None,
 ) -> MemberDoc:
     """What this node believes about ``node``. Positions in V are read only against a matching S."""
@@ -338,7 +339,7 @@ def member_doc(
         in_flight=_total(counts),
         work_s=_total(works),
         gen_tps=_fastest(static, volatile),
-        shun=shun,
+        blocked_until=blocked_until,
         label=node.label,
         pressed=() if volatile is None else _pressed(volatile),
         requests=requests,

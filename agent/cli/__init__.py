@@ -50,7 +50,7 @@ def parser(asked: str | None = None) -> ArgumentParser:
     made = ArgumentParser(
         prog="pairmesh",
         description="A leaderless mesh of LLM hosts behind one local address.",
-        epilog="exit status: 0 done, 1 failed, 2 wrong usage, 69 no daemon answers, 78 unfit settings or folders",
+        epilog="exit status: 0 done, 1 failed, 2 wrong usage, 69 no daemon answers, 78 invalid settings or folders",
     )
     made.add_argument("--version", action="version", version=f"pairmesh {__version__}")
     verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")

@@ -54,7 +54,7 @@ _SHARED_NAME: Final = (
 )
 _LOG_LOST: Final = "whoever reads its standard error stands still or is gone, or the disk is full (pairmesh_log_lines_dropped_total)"
 
-_TROUBLES: Final = {
+_ENGINE_ERRORS: Final = {
     "unreachable": "does not answer at its url: is it running, and is that its port?",
     "silent": "answers nothing at all: it serves only if nobody else can. It may be busy; if it stays so, restart it",
     "deaf": "answers nothing while it works on more than it ever had when it answered: it serves only if nobody else can",
@@ -81,7 +81,7 @@ _UNREACHED: Final = {
     "identity_mismatch": "is answered by somebody else: see what uses the address and the port there",
 }
 """By what connecting to a member's ingress came to."""
-_SHUNS: Final = {
+_BLOCKED: Final = {
     "restarts": "began anew more than three times in ten seconds without a word of leave: it crashes, or is killed, or its "
     "identity is in use in two places",
     "behind": "sends records older than what is known of it: its disk was put back, or its identity is in use in two "
@@ -92,7 +92,7 @@ _SHUNS: Final = {
 
 class Health(Enum):
     GOOD = "ok"
-    ODD = "odd"
+    WARNING = "warning"
     BAD = "bad"
     SKIPPED = "skipped"
 
@@ -120,8 +120,8 @@ def good(about: str, said: str) -> Finding:
     return Finding(health=Health.GOOD, about=about, said=said)
 
 
-def odd(about: str, said: str) -> Finding:
-    return Finding(health=Health.ODD, about=about, said=said)
+def warn(about: str, said: str) -> Finding:
+    return Finding(health=Health.WARNING, about=about, said=said)
 
 
 def bad(about: str, said: str) -> Finding:
@@ -136,7 +136,7 @@ def folders(facts: Iterable[FolderFacts], uid: int) -> Iterator[Finding]:
                 health=Health.SKIPPED, about=fact.about, said=f"{fact.path} is hidden from this user"
             )
         elif fact.mode is None:
-            yield odd(fact.about, f"{fact.path} does not exist yet")
+            yield warn(fact.about, f"{fact.path} does not exist yet")
         elif fact.owned and fact.uid != uid:
             yield bad(fact.about, f"{fact.path} belongs to uid {fact.uid}, not {uid}: chown it")
         elif stat.S_IMODE(fact.mode) & fact.forbidden:
@@ -151,21 +151,21 @@ def settings(faults: Sequence[str], folder: str, unread: Sequence[str]) -> Itera
     if not faults:
         yield good("settings", f"no fault in {folder}")
     yield from (bad("settings", fault) for fault in faults)
-    yield from (odd("settings", each) for each in unread)
+    yield from (warn("settings", each) for each in unread)
 
 
 def floors(unmet: Sequence[str]) -> Iterator[Finding]:
     if not unmet:
-        yield good("versions", "everything at or above its floor")
+        yield good("versions", "all versions are recent enough")
     yield from (bad("versions", said) for said in unmet)
 
 
 def clock(wall_ms: int, daemon_ms: int | None) -> Iterator[Finding]:
     """Wall time matters for display alone, but a wrong one confuses whoever reads a log."""
     if wall_ms < WALL_LEAST_MS:
-        yield odd("clock", "the wall clock is years off; pairmesh does not mind, readers of its log will")
+        yield warn("clock", "the wall clock is years off; pairmesh does not mind, readers of its log will")
     elif daemon_ms is not None and abs(wall_ms - daemon_ms) > CLOCK_DRIFT_MS:
-        yield odd("clock", "the daemon's wall clock and this command's differ by more than a minute")
+        yield warn("clock", "the daemon's wall clock and this command's differ by more than a minute")
     else:
         yield good("clock", "the wall clock is plausible")
 
@@ -190,52 +190,52 @@ def own_node(status: StatusDoc) -> Iterator[Finding]:
     yield from (bad("daemon", fault) for fault in status.own.faults)
     if status.own.waits_for_restart:
         keys = ", ".join(status.own.waits_for_restart)
-        yield odd(
+        yield warn(
             "settings", f"{keys}: the file says another value by now, which a restart brings into force"
         )
     if status.own.log_lines_lost:
         lost = count(status.own.log_lines_lost, "log line")
-        yield odd("daemon", f"{lost} lost since it started: {_LOG_LOST}")
+        yield warn("daemon", f"{lost} lost since it started: {_LOG_LOST}")
     if own is None:
-        yield odd("daemon", "it has not published its own state yet")
+        yield warn("daemon", "it has not published its own state yet")
         return
-    yield from (odd("daemon", said) for flag, said in _ROUTING_FLAGS.items() if flag in own.flags)
+    yield from (warn("daemon", said) for flag, said in _ROUTING_FLAGS.items() if flag in own.flags)
     if not own.engines:
-        yield odd(
+        yield warn(
             "engines", "none: write endpoints/NAME.toml in the config folder, or start an engine it can find"
         )
-    if status.own.untold_models:
-        untold = count(status.own.untold_models, "model")
-        yield odd("engines", f"{untold} more than a node can tell of: {_TOO_MANY_MODELS}")
+    if status.own.hidden_models:
+        hidden = count(status.own.hidden_models, "model")
+        yield warn("engines", f"{hidden} more than a node can tell of: {_TOO_MANY_MODELS}")
     for name, how_many in status.own.more_models.items():
-        yield odd(
+        yield warn(
             "engines",
             f"{name} lists {count(how_many, 'model')} more than the {limits.ENGINE_MODELS:,} that are looked at: nobody is "
             "offered those; shorten its list",
         )
     for name, what in status.own.withdrawn.items():
-        yield odd(
+        yield warn(
             "engines", f"{name} answered as if it did not have {', '.join(what)}: not sent there for a while"
         )
     for name, how_many in status.own.unfit_names.items():
-        yield odd("engines", f"{unfit(name, how_many)}: {_FIT_NAMES}")
+        yield warn("engines", f"{unfit(name, how_many)}: {_FIT_NAMES}")
     for engine in own.engines:
         if engine.state == "ready":
             models = f"{len(engine.models)} model{'' if len(engine.models) == 1 else 's'}"
             yield good("engines", f"{engine.name} ({engine.kind}) is ready with {models}")
             if not engine.models:
-                yield odd("engines", f"{engine.name} offers no model")
+                yield warn("engines", f"{engine.name} offers no model")
         elif engine.state == "draining":
-            yield odd("engines", f"{engine.name} ({engine.kind}) is draining: it takes no new work")
+            yield warn("engines", f"{engine.name} ({engine.kind}) is draining: it takes no new work")
         else:
-            trouble = _TROUBLES.get(status.own.troubles.get(engine.name, ""), f"is {engine.state}")
-            yield bad("engines", f"{engine.name} ({engine.kind}) {trouble}")
+            error = _ENGINE_ERRORS.get(status.own.engine_errors.get(engine.name, ""), f"is {engine.state}")
+            yield bad("engines", f"{engine.name} ({engine.kind}) {error}")
 
 
 def elsewhere(asked: str, service: str, exists: bool) -> Iterator[Finding]:
     """The host's service has folders of its own, which a person's shell does not name."""
     if exists and asked != service:
-        yield odd(
+        yield warn(
             "daemon",
             f"a systemd service runs at {service}, and {asked} was asked: set RUNTIME_DIRECTORY={service}, and "
             "STATE_DIRECTORY and CONFIGURATION_DIRECTORY as its unit does",
@@ -245,7 +245,7 @@ def elsewhere(asked: str, service: str, exists: bool) -> Iterator[Finding]:
 def members(status: StatusDoc) -> Iterator[Finding]:
     others = [member for member in status.members if not member.me]
     if not others:
-        yield odd("members", "no other member: this node serves alone")
+        yield warn("members", "no other member: this node serves alone")
         return
     for member in others:
         yield _member(member)
@@ -253,7 +253,7 @@ def members(status: StatusDoc) -> Iterator[Finding]:
     names = Counter(member.name for member in status.members)
     for name in sorted(name for name, sharers in names.items() if sharers > 1):
         called = ", ".join(sorted(f"@{member.called}" for member in status.members if member.name == name))
-        yield odd("members", f"{names[name]} are called {name}, {called} in full: {_SHARED_NAME}")
+        yield warn("members", f"{names[name]} are called {name}, {called} in full: {_SHARED_NAME}")
 
 
 def _requests(member: MemberDoc) -> Iterator[Finding]:
@@ -291,7 +291,7 @@ def _member(member: MemberDoc) -> Finding:
         nowhere = _nowhere(member) if member.link is not None and member.link.fault == "no_address" else None
         said = f"{member.called} {nowhere or fault}"
         return (
-            odd(
+            warn(
                 "members",
                 f"{said}; requests still go there, based on state {_old(member.age_ms)}",
             )
@@ -300,11 +300,9 @@ def _member(member: MemberDoc) -> Finding:
         )
     if member.routable or takes_no_requests(member):
         return good("members", f"{member.called} is {member.liveness}")
-    if member.shun is not None:
-        shunned = _SHUNS.get(member.shun.why, member.shun.why)
-        ends = (
-            f"until it has not done so for a while, {duration(member.shun.left_ms)} from now at the earliest"
-        )
-        return bad("members", f"{member.called} {shunned}: it gets no requests {ends}")
+    if member.blocked_until is not None:
+        blocked = _BLOCKED.get(member.blocked_until.why, member.blocked_until.why)
+        ends = f"until it has not done so for a while, {duration(member.blocked_until.left_ms)} from now at the earliest"
+        return bad("members", f"{member.called} {blocked}: it gets no requests {ends}")
     why = next((said for flag, said in _ROUTING_FLAGS.items() if flag in member.flags), None)
-    return odd("members", f"{member.called} {why or f'is {member.liveness} and gets no requests'}")
+    return warn("members", f"{member.called} {why or f'is {member.liveness} and gets no requests'}")

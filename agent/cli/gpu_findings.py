@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.admin.documents import CardDoc, GpuDoc, HostDoc, LibraryDoc, NvmlDoc
-from agent.cli.findings import Finding, Health, bad, good, odd
+from agent.cli.findings import Finding, Health, bad, good, warn
 from agent.cli.pressure_lines import pressed_lines
 
 _MIB_PER_GIB: Final = 1_024
@@ -53,9 +53,9 @@ def gpu(nvml: NvmlDoc, *, asked: bool = True) -> Iterator[Finding]:
         return
     expected = nvml.present or nvml.wsl
     if expected and nvml.state == "starting":
-        yield odd("gpu", "the driver is being asked: try again in a moment")
+        yield warn("gpu", "the driver is being asked: try again in a moment")
     elif expected:
-        yield odd("gpu", f"no GPU answers: {_cure(nvml)}; {_NOT_ASKED}")
+        yield warn("gpu", f"no GPU answers: {_cure(nvml)}; {_NOT_ASKED}")
     elif not nvml.cards:
         yield good("gpu", "no NVIDIA card, driver or library on this host")
 
@@ -68,7 +68,7 @@ def host(told: HostDoc) -> Iterator[Finding]:
             f"{_gib(told.available_mib)} available, {_gib(told.arc_mib)} of it held by the cache of ZFS, which gives it "
             "back on demand",
         )
-    yield from (odd("pressure", line) for line in pressed_lines(told.pressed))
+    yield from (warn("pressure", line) for line in pressed_lines(told.pressed))
 
 
 def _card(card: CardDoc) -> Finding:
@@ -77,13 +77,13 @@ def _card(card: CardDoc) -> Finding:
             "gpu", f"card {card.bus_id} is bound to {card.driver}: it is a virtual machine's, not used here"
         )
     if card.driver is None:
-        return odd(
+        return warn(
             "gpu",
             f"card {card.bus_id} has no driver, so nothing here can use it: load NVIDIA's (modprobe nvidia), or bind it to "
             "vfio-pci if it is meant for a virtual machine",
         )
     if card.driver != "nvidia":
-        return odd(
+        return warn(
             "gpu", f"card {card.bus_id} is bound to {card.driver}: engines need NVIDIA's own driver for it"
         )
     return good("gpu", f"card {card.bus_id} is bound to {card.driver}")
@@ -96,7 +96,7 @@ def _library(library: LibraryDoc, nvml: NvmlDoc) -> Finding:
     said = "its process ended or hung" if library.code is None else _worded(library.code)
     # That one of several places holds a stub is how WSL2 comes.
     answers = any(each.code == 0 for each in nvml.libraries)
-    return (good if answers else odd)("gpu", f"{path}: {said}")
+    return (good if answers else warn)("gpu", f"{path}: {said}")
 
 
 def _worded(code: int) -> str:
@@ -114,7 +114,7 @@ def _gpu(each: GpuDoc) -> Finding:
     said = f"{each.name}{size}: {each.state}{silent}"
     if each.state in ("ok", "asleep", "unsupported"):
         return good("gpu", said)
-    return odd("gpu", f"{said}; no new model is loaded there while it is so")
+    return warn("gpu", f"{said}; no new model is loaded there while it is so")
 
 
 def _cure(nvml: NvmlDoc) -> str:

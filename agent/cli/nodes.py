@@ -13,6 +13,21 @@ _HEAD: Final = ("NODE", "STATE", "AGE", "LEVEL", "ENGINES", "WARM", "IN FLIGHT",
 _RIGHT: Final = frozenset({2, 6, 7})
 STANDINGS_MOST: Final = 16
 _PRESENT: Final = frozenset({"fresh", "late"})
+_LINK_FAULTS: Final = {
+    "wrong_mesh": "in another mesh",
+    "lost": "peer closed the connection",
+    "tls_failed": "certificates do not match",
+    "identity_mismatch": "another node answers",
+    "removed": "peer removed this node",
+    "refused": "connection refused",
+    "unreachable": "no way to its addresses",
+    "timed_out": "no answer",
+    "no_address": "no known address",
+    "rejected": "peer takes no link",
+    "version": "another protocol version",
+    "dup_identity": "identity used twice",
+}
+"""By how a dial ended or what a BYE said; another is told by its code."""
 _SHOWN_FLAGS: Final = frozenset({"draining", "lonely", "degraded", "conflict", "sensor_stale", "no_load"})
 
 
@@ -27,7 +42,7 @@ def status_text(status: StatusDoc) -> str:
         f"others are told: {', '.join(own.told) or 'no address'}",
         f"policy: {UNKNOWN if own.policy is None else f'{own.policy.preset} ({own.policy.hash})'}",
         "",
-        *nodes_table(status.members, own.troubles),
+        *nodes_table(status.members, own.engine_errors),
     ]
     if own.residency is not None:
         lines += ["", *residency_lines(own.residency)]
@@ -82,20 +97,20 @@ def unfit(endpoint: str, how_many: int) -> str:
     return f"{endpoint} has {models} unfit to be offered"
 
 
-def nodes_table(members: Sequence[MemberDoc], troubles: Mapping[str, str] = {}) -> list[str]:
+def nodes_table(members: Sequence[MemberDoc], errors: Mapping[str, str] = {}) -> list[str]:
     """One aligned line per node under a line of heads; the own node is marked with ``*``, and its engines with what is
     wrong with them."""
-    rows = [_row(member, troubles if member.me else {}) for member in members]
+    rows = [_row(member, errors if member.me else {}) for member in members]
     return columns([_HEAD, *rows], right=_RIGHT)
 
 
-def _row(member: MemberDoc, troubles: Mapping[str, str]) -> tuple[str, ...]:
+def _row(member: MemberDoc, errors: Mapping[str, str]) -> tuple[str, ...]:
     return (
         f"{member.called}{'*' if member.me else ''}",
         state_of(member),
         UNKNOWN if member.age_ms is None else seconds(member.age_ms / 1_000),
         _level(member),
-        ", ".join(_engine(engine, troubles) for engine in member.engines) or UNKNOWN,
+        ", ".join(_engine(engine, errors) for engine in member.engines) or UNKNOWN,
         ", ".join(warm_models(member)) or UNKNOWN,
         UNKNOWN if member.in_flight is None else str(member.in_flight),
         UNKNOWN if member.gen_tps is None else f"{member.gen_tps:.0f}",
@@ -109,9 +124,9 @@ def _level(member: MemberDoc) -> str:
 
 
 def state_of(member: MemberDoc) -> str:
-    """Liveness and what keeps requests away: ``fresh``, ``fresh, draining``, ``fresh, shunned``."""
-    shunned = ("shunned",) if member.shun is not None else ()
-    return ", ".join((member.liveness, *(flag for flag in member.flags if flag in _SHOWN_FLAGS), *shunned))
+    """Liveness and what keeps requests away: ``fresh``, ``fresh, draining``, ``fresh, blocked``."""
+    blocked = ("blocked",) if member.blocked_until is not None else ()
+    return ", ".join((member.liveness, *(flag for flag in member.flags if flag in _SHOWN_FLAGS), *blocked))
 
 
 def warm_models(member: MemberDoc) -> list[str]:
@@ -121,21 +136,23 @@ def warm_models(member: MemberDoc) -> list[str]:
     return list(dict.fromkeys(shown))
 
 
-def _engine(engine: EngineDoc, troubles: Mapping[str, str]) -> str:
+def _engine(engine: EngineDoc, errors: Mapping[str, str]) -> str:
     if engine.state == "ready":
         return engine.name
-    trouble = troubles.get(engine.name, engine.state)
-    return f"{engine.name} ({trouble.replace('_', ' ')})"
+    error = errors.get(engine.name, engine.state)
+    return f"{engine.name} ({error.replace('_', ' ')})"
 
 
 def _link(member: MemberDoc) -> str:
     link = member.link
     if member.me or link is None:
         return UNKNOWN
-    said = link.fault
-    if said is None and link.rtt_ms is not None:
+    said = None
+    if link.rtt_ms is not None:
         said = "under 1 ms" if link.rtt_ms == 0 else seconds(link.rtt_ms / 1_000)
     shown = link.state if said is None else f"{link.state} ({said})"
+    if link.fault is not None:
+        shown = f"{link.state}: {_LINK_FAULTS.get(link.fault, link.fault.replace('_', ' '))}"
     requests = member.requests
     if requests is None or not takes_no_requests(member):
         return shown

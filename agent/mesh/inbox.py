@@ -1,4 +1,4 @@
-"""What waits to be told to the mesh machine, and the alarm clock of its driver.
+"""Inbox of the mesh machine, and the timer of its driver.
 
 The inbox is bounded because every source is: a link has at most one unread message and one of each of its other
 events in it, a dial one answer, the daemon one pair of bodies and one roster (newer ones take the place of older

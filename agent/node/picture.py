@@ -7,6 +7,7 @@ from typing import Any
 
 from agent import __version__
 from agent.admin.documents import (
+    BlockedDoc,
     DrainDoc,
     HeldDoc,
     HostDoc,
@@ -15,7 +16,6 @@ from agent.admin.documents import (
     PolicyDoc,
     RequestsDoc,
     ResidencyDoc,
-    ShunDoc,
     StatusDoc,
     members_of,
     names_of,
@@ -113,8 +113,8 @@ class NodePicture:
                     for name, status in self._endpoints().items()
                     if status.more_models
                 },
-                untold_models=_untold(self._board.current),
-                troubles={
+                hidden_models=_hidden(self._board.current),
+                engine_errors={
                     name: status.reason
                     for name, status in self._endpoints().items()
                     if status.reason is not None
@@ -134,7 +134,7 @@ class NodePicture:
                 tuple(membership.members.values()),
                 links,
                 now,
-                {member.id16: shun for member in mesh.members if (shun := _shun(member)) is not None},
+                {member.id16: found for member in mesh.members if (found := _blocked(member)) is not None},
                 {member.id16: self._requests(member.node_id, now) for member in membership.members.values()},
             ),
         )
@@ -168,7 +168,7 @@ class NodePicture:
         return view_doc(self._board.current, self._clock.boot_ms())
 
 
-def _untold(view: ClusterView) -> int:
+def _hidden(view: ClusterView) -> int:
     static = view.own.static if view.own is not None else None
     return 0 if static is None else max(0, static.models_total - len(static.models))
 
@@ -190,14 +190,14 @@ def _residency_doc(standings: Standings | None) -> ResidencyDoc | None:
     return ResidencyDoc(loads_left=standings.loads_left, movable=standings.movable, models=tuple(models))
 
 
-def _shun(member: MemberStatus) -> ShunDoc | None:
+def _blocked(member: MemberStatus) -> BlockedDoc | None:
     why, left_ms = max(
         ("restarts", member.conflict_ms),
         ("behind", member.behind_ms),
         ("malformed", member.quarantine_ms),
         key=itemgetter(1),
     )
-    return ShunDoc(why=why, left_ms=left_ms) if left_ms else None
+    return BlockedDoc(why=why, left_ms=left_ms) if left_ms else None
 
 
 def _identity_faults(mesh: MeshStatus) -> Iterator[str]:

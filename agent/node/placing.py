@@ -319,7 +319,7 @@ class Choosing:
         return there
 
     def _misunderstood(self) -> Turned:
-        """The refusal of a request whose hints narrow it nobody knows how."""
+        """Refuse a request with a malformed hint."""
         reason = Reason.HINT_MALFORMED
         assert self.fault is not None
         note = HintNote(hint=self.fault.hint, outcome=HintOutcome.EXCLUDED, detail=reason.value)

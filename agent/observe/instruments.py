@@ -167,7 +167,7 @@ class Alarms:
         self._log = log
         self._room = room
         self._called = called
-        self._count = Counter(f"pairmesh_{room}_alarms_total", f"Alarms of {room}.", ("code",))
+        self._count = Counter(f"pairmesh_{room}_alarms_total", f"{room.capitalize()} alarms.", ("code",))
 
     def notify(self, code: str, fields: Mapping[str, object]) -> None:
         """``code`` is from a closed set of the machine's."""

@@ -196,7 +196,7 @@ class Journal:
     def collect(self) -> Iterable[Family]:
         for name, text, value in (
             ("journal_dropped_total", "Decisions that found the journal's queue full.", self.dropped),
-            ("journal_lost_total", "Journal rows the disk did not take.", self.lost),
+            ("journal_lost_total", "Failed journal writes.", self.lost),
             ("journal_written_total", "Journal rows written.", self.written),
         ):
             yield gauge_family(f"pairmesh_{name}", text, (), {(): value}, Shape.COUNTER)

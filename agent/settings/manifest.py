@@ -43,7 +43,11 @@ class EngineKind(StrEnum):
     OPENAI = "openai"
 
 
-LATER: Final = frozenset({EngineKind.VLLM, EngineKind.LMSTUDIO, EngineKind.SGLANG})
+LATER: Final = {
+    EngineKind.VLLM: "vLLM",
+    EngineKind.LMSTUDIO: "LM Studio",
+    EngineKind.SGLANG: "SGLang",
+}
 """Engines that have no adapter of their own yet: their OpenAI API is all that is used of them."""
 _AT_ROOT: Final = frozenset({EngineKind.OLLAMA, EngineKind.LLAMACPP})
 """Engines of whom more is used than an API that may lie below a path."""
@@ -248,7 +252,7 @@ def _manifest(top: Table, stem: str) -> Manifest:
 def _engine(top: Table) -> str | None:
     engine = top.choice("engine", tuple(kind for kind in EngineKind if kind not in LATER), others=LATER)
     if engine in LATER:
-        top.fault("engine", f"{str(engine)!r} is not available in this version: write 'openai'")
+        top.fault("engine", f'use engine = "openai" for {LATER[EngineKind(engine)]}')
     return engine
 
 
@@ -313,11 +317,11 @@ def _host_problem(host: str, *, remote: bool, cloud: bool) -> str | None:
             return None
         if host == "localhost":
             return "must name an address: write 127.0.0.1 or [::1] for localhost"
-        return f"host {host[:64]!r} is not an IP literal" + ("" if cloud else " (names need cloud)")
+        return f"host {host[:64]!r} is not an IP literal" + ("" if cloud else ": a name takes cloud = true")
     if address.is_unspecified or address.is_multicast or (address.version == 6 and address.ipv4_mapped):
         return f"host {host!r} cannot be an engine's address"
     if not address.is_loopback and not remote:
-        return f"host {host!r} is not a loopback address (needs remote_host)"
+        return f"host {host!r} is not a loopback address: add remote_host = true"
     return None
 
 

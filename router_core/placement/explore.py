@@ -1,4 +1,4 @@
-"""A row that hardly anybody tried, now and then, in place of the one chosen: only where it costs nobody.
+"""Exploration: route a small share of requests to candidates with few samples, where it costs nobody.
 
 Rules: a lot of the request's own seed says when, so a replay says the same; nothing is tried on a request that a hint,
 a session or an authority placed, that failed before, or that nothing good is left for; the row tried is warm, idle, not

@@ -199,7 +199,7 @@ async def test_models_beyond_what_a_node_can_tell_of_are_counted(serving: Live) 
     serving.engine.scripts |= many
     serving.manifest(more="slots = 3\n")
     serving.hang_up()
-    await serving.sees("the count", untold_models=2)
+    await serving.sees("the count", hidden_models=2)
     assert "2 models more than a node can tell of" in (await serving.node.cli("doctor"))[1]
 
 
@@ -239,7 +239,7 @@ async def test_an_engine_that_takes_no_requests_is_told_with_the_reason(serving:
     serving.write("endpoints/gone.toml", 'engine = "openai"\nurl = "http://127.0.0.1:9"\n')
     serving.hang_up()
     troubles = {"other": "identity_changed", "self": "self_loop", "gone": "unreachable"}
-    await serving.sees("the reasons", troubles=troubles)
+    await serving.sees("the reasons", engine_errors=troubles)
     assert "other (identity changed)" in (await serving.node.cli("status"))[1]
     assert "gone (openai) does not answer at its url" in (await serving.node.cli("doctor"))[1]
     told = [json.loads(line) for line in serving.node.log.read_text().splitlines()]

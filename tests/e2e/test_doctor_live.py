@@ -37,7 +37,7 @@ async def test_a_member_without_a_link_is_told_with_the_reason_and_what_to_do(cl
     await add(alpha, beta)
     words = "beta drops this node's connections: it may not know this node; add this node's file there"
     await wait_for(lambda: says(words), 20, words)
-    assert "down (lost)" in (await alpha.cli("status"))[1]
+    assert "down: peer closed the connection" in (await alpha.cli("status"))[1]
     await add(beta, alpha)
     await wait_for(lambda: says("beta is fresh"), 20, "the link is up")
     await beta.kill()

@@ -75,7 +75,7 @@ async def test_a_name_out_of_a_record_never_reaches_a_client_or_costs_a_request(
         evil.body_changed(volatile, static, urgent=True)
 
         async def refused() -> bool:
-            return (await beta.members())["overhearing"]["shun"] is not None
+            return (await beta.members())["overhearing"]["blocked_until"] is not None
 
         await wait_for(refused, 10, "beta takes nothing of that record")
         replies = await asyncio.gather(*(chat(beta) for _ in range(5)))

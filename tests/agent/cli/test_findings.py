@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.admin.documents import LinkDoc, MemberDoc, RequestsDoc, ShunDoc, StatusDoc
+from agent.admin.documents import BlockedDoc, LinkDoc, MemberDoc, RequestsDoc, StatusDoc
 from agent.cli import findings
 from agent.cli.findings import Finding, FolderFacts, Health
 from agent.cli.floors import PACKAGES, Installed, installed, numbers_of, unmet
@@ -32,7 +32,7 @@ def with_members(*others: MemberDoc, **own: Any) -> StatusDoc:
         (0o750, 1_000, Health.BAD),
         (0o701, 1_000, Health.BAD),
         (0o700, 0, Health.BAD),
-        (None, None, Health.ODD),
+        (None, None, Health.WARNING),
     ],
 )
 def test_a_private_folder_is_its_owners_alone(mode: int | None, uid: int | None, health: Health) -> None:
@@ -52,7 +52,7 @@ def test_what_is_hidden_from_this_user_is_not_called_absent() -> None:
 
 def test_a_service_elsewhere_on_the_host_is_named() -> None:
     found = list(findings.elsewhere("/run/user/1000/pairmesh", "/run/pairmesh", True))
-    assert "set RUNTIME_DIRECTORY=/run/pairmesh" in said(found, Health.ODD)
+    assert "set RUNTIME_DIRECTORY=/run/pairmesh" in said(found, Health.WARNING)
     assert not list(findings.elsewhere("/run/pairmesh", "/run/pairmesh", True))
     assert not list(findings.elsewhere("/run/user/1000/pairmesh", "/run/pairmesh", False))
 
@@ -70,7 +70,7 @@ def test_a_peer_without_a_link_that_still_gets_requests_is_odd_not_bad() -> None
     heard = replace(member("borg", "b", link=LinkDoc(state="backoff", fault="unreachable")), age_ms=1_500)
     found = list(findings.members(with_members(heard)))
     assert said(found, Health.BAD) == ""
-    assert said(found, Health.ODD).endswith("; requests still go there, based on state 1.5 s old")
+    assert said(found, Health.WARNING).endswith("; requests still go there, based on state 1.5 s old")
 
 
 def test_a_link_closed_for_no_fault_is_no_finding() -> None:
@@ -80,7 +80,10 @@ def test_a_link_closed_for_no_fault_is_no_finding() -> None:
 
 def test_a_member_that_is_shunned_is_told_with_the_reason_and_the_end() -> None:
     shunned = replace(
-        member("borg", "b"), routable=False, shun=ShunDoc(why="restarts", left_ms=252_000), flags=()
+        member("borg", "b"),
+        routable=False,
+        blocked_until=BlockedDoc(why="restarts", left_ms=252_000),
+        flags=(),
     )
     bad = said(list(findings.members(with_members(shunned))), Health.BAD)
     assert bad.startswith("borg began anew more than three times in ten seconds without a word of leave")
@@ -91,32 +94,32 @@ def test_a_member_that_is_shunned_is_told_with_the_reason_and_the_end() -> None:
 
 def test_members_of_one_name_are_pointed_out() -> None:
     twins = [replace(member("ubuntu", each), label=f"ubuntu~{each * 4}") for each in "bc"]
-    odd = said(list(findings.members(with_members(*twins))), Health.ODD)
-    assert odd.startswith(
+    warnings = said(list(findings.members(with_members(*twins))), Health.WARNING)
+    assert warnings.startswith(
         "2 are called ubuntu, @ubuntu~bbbb, @ubuntu~cccc in full: @name in a hint means all of them"
     )
-    assert "are called" not in said(list(findings.members(with_members(twins[0]))), Health.ODD)
+    assert "are called" not in said(list(findings.members(with_members(twins[0]))), Health.WARNING)
 
 
 def test_lost_lines_of_the_log_and_what_waits_for_a_restart_are_odd() -> None:
     told = status()
     own = replace(told.own, log_lines_lost=1_200, waits_for_restart=("api.hosts",))
-    odd = said(list(findings.own_node(replace(told, own=own))), Health.ODD)
-    assert "1,200 log lines lost since it started" in odd
-    assert "api.hosts: the file says another value by now" in odd
+    warnings = said(list(findings.own_node(replace(told, own=own))), Health.WARNING)
+    assert "1,200 log lines lost since it started" in warnings
+    assert "api.hosts: the file says another value by now" in warnings
 
 
 def test_a_node_alone_is_told_so() -> None:
-    assert "serves alone" in said(list(findings.members(with_members())), Health.ODD)
+    assert "serves alone" in said(list(findings.members(with_members())), Health.WARNING)
 
 
 def test_engines_that_are_down_or_empty_or_missing_are_named() -> None:
     ill = with_members(engines=(engine("a", "down"), engine("b", "ready", models=()), engine("c")))
     found = list(findings.own_node(ill))
     assert said(found, Health.BAD) == "a (llamacpp) is down"
-    assert said(found, Health.ODD) == "b offers no model"
+    assert said(found, Health.WARNING) == "b offers no model"
     assert "c (llamacpp) is ready with 1 model" in said(found, Health.GOOD)
-    assert "none: write endpoints" in said(list(findings.own_node(with_members(engines=()))), Health.ODD)
+    assert "none: write endpoints" in said(list(findings.own_node(with_members(engines=()))), Health.WARNING)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_why_an_engine_takes_no_requests_is_said(reason: EngineRefusal | EngineH
     if reason in (EngineRefusal.UNSUPPORTED, EngineHealth.REFUSED):
         return
     made = with_members(engines=(engine("a", "down"),))
-    made = replace(made, own=replace(made.own, troubles={"a": reason.value}))
+    made = replace(made, own=replace(made.own, engine_errors={"a": reason.value}))
     bad = said(list(findings.own_node(made)), Health.BAD)
     assert bad.startswith("a (llamacpp) ")
     assert len(bad) > len("a (llamacpp) is down")
@@ -135,15 +138,15 @@ def test_why_an_engine_takes_no_requests_is_said(reason: EngineRefusal | EngineH
 def test_models_that_nobody_is_offered_are_counted_and_what_to_do_is_said() -> None:
     made = status()
     found = list(findings.own_node(replace(made, own=replace(made.own, unfit_names={"a": 1, "b": 1_200}))))
-    one, many = said(found, Health.ODD).splitlines()
+    one, many = said(found, Health.WARNING).splitlines()
     assert one.startswith("a has 1 model whose name is unfit to be offered: give each a [[models]]")
     assert many.startswith("b has 1,200 models whose names are unfit to be offered: ")
 
 
 def test_models_beyond_what_a_node_can_tell_of_are_counted() -> None:
     made = status()
-    found = list(findings.own_node(replace(made, own=replace(made.own, untold_models=6))))
-    assert said(found, Health.ODD).startswith(
+    found = list(findings.own_node(replace(made, own=replace(made.own, hidden_models=6))))
+    assert said(found, Health.WARNING).startswith(
         "6 models more than a node can tell of: nobody is offered those"
     )
 
@@ -152,7 +155,7 @@ def test_own_flags_and_faults_are_said() -> None:
     made = with_members(flags=("lonely",))
     made = replace(made, own=replace(made.own, faults=("roster_quarantined",)))
     found = list(findings.own_node(made))
-    assert "has no link to any other member" in said(found, Health.ODD)
+    assert "has no link to any other member" in said(found, Health.WARNING)
     assert said(found, Health.BAD) == "roster_quarantined"
 
 
@@ -166,7 +169,7 @@ def test_ports_must_accept_while_the_daemon_runs_and_be_free_while_not() -> None
 def test_a_clock_far_off_is_odd_and_never_bad() -> None:
     for wall, daemon in ((0, None), (1_800_000_000_000, 1_800_000_100_000)):
         (found,) = findings.clock(wall, daemon)
-        assert found.health is Health.ODD
+        assert found.health is Health.WARNING
     (found,) = findings.clock(1_800_000_000_000, 1_800_000_000_100)
     assert found.health is Health.GOOD
 

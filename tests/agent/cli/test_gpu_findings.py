@@ -47,7 +47,7 @@ def test_what_answers_is_named_with_its_library_driver_and_card() -> None:
 
 
 def test_under_wsl_without_a_gpu_library_code_and_cure_are_named() -> None:
-    told = said(NvmlDoc(present=True, state="backoff", wsl=True, libraries=(STUB,)), Health.ODD)
+    told = said(NvmlDoc(present=True, state="backoff", wsl=True, libraries=(STUB,)), Health.WARNING)
     assert f"{STUB.path}: finds no driver (code 9)" in told
     assert "systemd/drop-ins/wsl.conf" in told
     assert 'nvml = "off"' in told
@@ -70,7 +70,7 @@ def test_a_card_that_does_not_answer_has_a_cure_for_each_code(
     codes: tuple[int | None, ...], cure: str
 ) -> None:
     libraries = tuple(LibraryDoc(path=f"/{n}", code=code) for n, code in enumerate(codes))
-    told = said(NvmlDoc(present=True, state="backoff", cards=(CARD,), libraries=libraries), Health.ODD)
+    told = said(NvmlDoc(present=True, state="backoff", cards=(CARD,), libraries=libraries), Health.WARNING)
     assert cure in told
     assert "no GPU answers" in told
 
@@ -83,10 +83,10 @@ def test_cards_of_virtual_machines_and_without_driver_are_told_apart() -> None:
         said(nvml, Health.GOOD)
         == "card 0000:41:00.0 is bound to vfio-pci: it is a virtual machine's, not used here"
     )
-    odd = said(nvml, Health.ODD)
-    assert "card b has no driver" in odd
-    assert "modprobe nvidia" in odd
-    assert "card c is bound to nouveau: engines need NVIDIA's own driver" in odd
+    warnings = said(nvml, Health.WARNING)
+    assert "card b has no driver" in warnings
+    assert "modprobe nvidia" in warnings
+    assert "card c is bound to nouveau: engines need NVIDIA's own driver" in warnings
 
 
 def test_a_driver_replaced_on_disk_asks_for_a_reboot() -> None:
@@ -97,7 +97,7 @@ def test_a_driver_replaced_on_disk_asks_for_a_reboot() -> None:
 def test_without_a_daemon_only_files_are_told() -> None:
     nvml = NvmlDoc(present=True, kernel="550.1", cards=(CARD,))
     assert "only a running daemon asks the driver" in said(nvml, Health.SKIPPED, asked=False)
-    assert said(nvml, Health.ODD, Health.BAD, asked=False) == ""
+    assert said(nvml, Health.WARNING, Health.BAD, asked=False) == ""
 
 
 def test_the_share_of_zfs_and_what_presses_the_host_are_told_with_values() -> None:
@@ -112,4 +112,4 @@ def test_the_share_of_zfs_and_what_presses_the_host_are_told_with_values() -> No
         gpu_findings.host(HostDoc(available_mib=23_040, arc_mib=21_504, pressed=(pressed,)))
     )
     assert found[0].said.startswith("22.5 GiB available, 21.0 GiB of it held by the cache of ZFS")
-    assert found[1] == Finding(health=Health.ODD, about="pressure", said=lines[0])
+    assert found[1] == Finding(health=Health.WARNING, about="pressure", said=lines[0])

@@ -25,7 +25,7 @@ def test_the_status_in_full() -> None:
         NODE    STATE     AGE  LEVEL  ENGINES  WARM  IN FLIGHT  TOK/S  LINK
         atlas*  fresh  0.40 s  none   llama    tiny          1     42  -
         borg    fresh  0.40 s  none   llama    tiny          1     42  up (0.4 ms)
-        cyan    gone        -  -      -        -             -      -  backoff (wrong_mesh)
+        cyan    gone        -  -      -        -             -      -  backoff: in another mesh
         """
     )
 
@@ -143,7 +143,7 @@ def test_why_an_own_engine_takes_no_requests_stands_beside_it() -> None:
     made = replace(
         made,
         members=(mine, other),
-        own=replace(made.own, troubles={"vllm": "identity_changed", "llama": "unreachable"}),
+        own=replace(made.own, engine_errors={"vllm": "identity_changed", "llama": "unreachable"}),
     )
     text = status_text(made)
     assert "llama, vllm (identity changed)" in text

@@ -421,7 +421,7 @@ async def test_files_that_nobody_reads_are_named(pairmesh: Host) -> None:
             "note: endpoints/on\\x1b.cfg is not read: the name of a manifest ends in .toml",
         ],
     )
-    assert "odd      settings  llama.toml is not read" in (await pairmesh("doctor"))[1]
+    assert "warning  settings  llama.toml is not read" in (await pairmesh("doctor"))[1]
 
 
 async def test_a_config_folder_that_is_not_there_is_said(

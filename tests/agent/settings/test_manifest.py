@@ -380,7 +380,7 @@ def test_an_engine_without_an_adapter_is_refused_with_what_to_write_instead() ->
     assert {kind for kind in EngineKind if kind not in LATER} == {engine for engine, _ in CATALOGUE}
     for kind in LATER:
         _, (fault,) = parse_manifest(f'url = "http://127.0.0.1:1/v1"\nengine = "{kind}"\n'.encode(), "a.toml")
-        assert str(fault) == f"a.toml: engine: '{kind}' is not available in this version: write 'openai'"
+        assert str(fault) == f'a.toml: engine: use engine = "openai" for {LATER[kind]}'
 
 
 @pytest.mark.parametrize(
