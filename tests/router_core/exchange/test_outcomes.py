@@ -7,13 +7,14 @@ from itertools import count
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.exchange import events as ev
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.placement.fleet import Live
+from router_core.placement.hold import after_wait
 from router_core.placement.rows import Row
 from router_core.placement.survey import has_other
 from router_core.policy.exchange import ExchangePolicy, Hedge
@@ -26,6 +27,7 @@ from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_ro
 
 EXCHANGE = ExchangePolicy()
 DEADLINE_MS = 1_800_000
+LOOKS_AGAIN_MS = 5
 DECLINES = {
     "busy": (503, FailureClass.BUSY),
     "loading": (503, FailureClass.LOADING),
@@ -75,10 +77,18 @@ class World:
         live = Live(
             ledger=a_ledger(),
             breakers=self.breakers,
+            hold=Roomy(),
             suspects=self.lateness.suspects,
             late=self.lateness.costs,
         )
         return a_fleet(*self.rows(), live=live)
+
+
+class Roomy:
+    """A queue that is never full."""
+
+    def has_room(self, body_bytes: int, share: float) -> bool:
+        return True
 
 
 class Sent:
@@ -96,6 +106,7 @@ class Flight:
         self.served_by: str | None = None
         self.sent: dict[int, tuple[Engine, Sent]] = {}
         self.machine = Exchange(EXCHANGE, until_ms=world.now + DEADLINE_MS, hedge=Hedge.HUNG)
+        self.since_ms: int | None = None
         self.request = a_request(arrival_ms=world.now, request_id=f"{who}{size}{world.now}")
         self.tell(ev.BodyParsed())
 
@@ -163,8 +174,16 @@ class Flight:
             refused=action.refused,
             spare=action.spare,
         )
+        if self.since_ms is not None:
+            request = after_wait(request, POLICY, world.now, since_ms=self.since_ms, waits=True)
         decision = decided(request, world.fleet(), now=world.now)  # type: ignore[arg-type]
         choice = decision.chosen
+        if decision.hold is not None and not action.spare:
+            reason, self.since_ms = decision.reason, decision.hold.since_ms
+            turned = ev.TurnedAway(status=reason.status, code=reason.value)
+            self.tell(ev.Queued(until_ms=decision.hold.until_ms, turned=turned))
+            self.later(LOOKS_AGAIN_MS, ev.Woken())
+            return
         if choice is None and action.spare:
             self.tell(ev.NoSpare())
         elif choice is None:
@@ -299,6 +318,9 @@ def test_what_is_predicted_changes_no_outcome(speeds: list[tuple[float, float]],
     assert not any(world.breakers.last_fault_ms(at) for at in world.engines)
 
 
+@example(
+    hosts=1, script=[*((True, 0, size) for size in range(1, 6)), (False, 8, 1), (False, 0, 1)], takes_ms=0
+)
 @given(
     st.integers(1, 3),
     st.lists(st.tuples(st.booleans(), st.integers(0, 4_000), st.integers(1, 30)), min_size=1, max_size=40),
