@@ -18,7 +18,6 @@ from agent.node.statement import (
     ModelTimes,
     foreign_requests,
     gpus_in_use,
-    is_event,
     static_statement,
     volatile_statement,
 )
@@ -27,6 +26,7 @@ from router_core.placement.local import LocalWork
 from router_core.pressure.samples import Sampled
 from router_core.pressure.wire import gpu_facts, host_facts, load_memory_mib
 from router_core.record import state
+from router_core.record.event import is_event
 from router_core.record.state import Flag, ProfileFacts, Static, Volatile
 
 COALESCE_S = 0.05

@@ -1,7 +1,7 @@
 """What this node says about itself: samples, engines, own work and profiles folded into S and V.
 
 Pure. S is built first and cut to its cap; V's positions refer to exactly that S. Unknown stays None. Refuses to
-know who publishes the result and when; ``is_event`` says whether a new V is worth telling at once.
+know who publishes the result and when.
 """
 
 import hashlib
@@ -33,7 +33,6 @@ from router_core.record.state import (
     EngineState,
     Flag,
     GpuState,
-    Level,
     ModelFacts,
     ModelState,
     ProfileFacts,
@@ -42,7 +41,6 @@ from router_core.record.state import (
 )
 
 _MIB = 1024 * 1024
-_JUMP_MIB = 1_024
 _DOUBTFUL = frozenset({EndpointHealth.DEAF, EndpointHealth.STUCK})
 """Of a silent engine the age tells for how long: a doubt is no silence."""
 _SERVING = frozenset({EngineState.READY, EngineState.FAILING})
@@ -181,24 +179,6 @@ def gpus_in_use(sampled: Sampled | None) -> tuple[int, ...]:
     gpus = () if sampled is None else sampled.gpus[: limits.GPUS]
     present = tuple(i for i, gpu in enumerate(gpus) if gpu.sample.state is not GpuState.LOST)
     return present or tuple(range(len(gpus)))
-
-
-def is_event(old: Volatile, new: Volatile) -> bool:
-    """True if ``new`` must be told at once: a level, an engine's state, a residency or a flag changed, or a queue
-    crossed 0 or the slots."""
-    watched = Flag.DRAINING | Flag.LONELY | Flag.CONFLICT | Flag.NO_LOAD | Flag.DEGRADED
-    if (old.flags ^ new.flags) & watched or old.level != new.level:
-        return True
-    if _levels(old) != _levels(new) or _residency(old) != _residency(new) or _gpus_changed(old, new):
-        return True
-    if len(old.engines) != len(new.engines):
-        return True
-    return any(
-        before.state != after.state
-        or bool(before.queued) != bool(after.queued)
-        or _full(before) != _full(after)
-        for before, after in zip(old.engines, new.engines, strict=True)
-    )
 
 
 def foreign_requests(endpoint: EndpointStatus, most_ours: int) -> int:
@@ -361,33 +341,3 @@ def _load_left_ds(static: Static, index: int, since: int | None, now: int) -> in
     if since is None or not learned or learned[0] is None:
         return None
     return max(0, learned[0] - (now - since) // 100)
-
-
-def _levels(body: Volatile) -> tuple[tuple[int, Level | int | None], ...]:
-    return tuple((resource.code, resource.level) for resource in body.resources)
-
-
-def _gpus_changed(old: Volatile, new: Volatile) -> bool:
-    """Whether a GPU changed its level or state, or its free memory moved by more than 1 GiB and a tenth."""
-    if len(old.gpus) != len(new.gpus):
-        return True
-    return any(
-        before.state != after.state
-        or before.level != after.level
-        or _jumped(before.vram_free_mib, after.vram_free_mib)
-        for before, after in zip(old.gpus, new.gpus, strict=True)
-    )
-
-
-def _jumped(before: int | None, after: int | None) -> bool:
-    if before is None or after is None:
-        return before is not after
-    return abs(after - before) > max(_JUMP_MIB, before // 10)
-
-
-def _residency(body: Volatile) -> frozenset[tuple[int, int, int]]:
-    return frozenset((model.engine, model.model, model.state) for model in body.residents)
-
-
-def _full(load: state.EngineLoad) -> bool:
-    return load.running is not None and load.slots is not None and load.running >= load.slots

@@ -6,9 +6,10 @@ import pytest
 
 from agent.engines.contract import LoadSource, ObservedLoad, ResidencyState
 from agent.node.own_work import own_work
-from agent.node.statement import is_event, static_statement, volatile_statement
+from agent.node.statement import static_statement, volatile_statement
 from router_core.policy.pressure import GIB
 from router_core.pressure.samples import GpuIdentity, GpuSample, GpuStanding, Sampled, measured
+from router_core.record.event import is_event
 from router_core.record.state import Flag, GpuState, Level, LoadPolicy, Static, Volatile
 from tests.agent.node.rig import a_resident, a_sample, an_endpoint
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointHealth, EndpointStatus, LoadSource, ObservedLoad, ResidencyState
-from agent.node.statement import EndpointWork, ModelTimes, foreign_requests, is_event, static_statement
+from agent.node.statement import EndpointWork, ModelTimes, foreign_requests, static_statement
 from agent.settings.manifest import EngineUrl
 from router_core import limits
 from router_core.record.codec import decode_static, encode_static
+from router_core.record.event import is_event
 from router_core.record.state import (
     EngineFlag,
     EngineState,
