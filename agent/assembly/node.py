@@ -269,7 +269,7 @@ class Assembly:
             self.trace.records(changes)
         self.placement.viewing.heard(changes)
         self.member_log.heard(changes)
-        self.placement.holding.news()
+        self.placement.holding.news(self.clock.boot_ms())
 
     def _linked(self, peer: Id16, opened: bool) -> None:
         """A link was made or lost."""
@@ -299,7 +299,7 @@ class Assembly:
 
     def _said(self, static: Static, volatile: Volatile) -> None:
         self.placement.viewing.said(static, volatile, OWN_DUE_MS)
-        self.placement.holding.news()
+        self.placement.holding.news(self.clock.boot_ms())
 
     def _told_mesh(self, static: Static, volatile: Volatile, urgent: bool) -> None:
         self.mesh.driver.body_changed(volatile, static, urgent=urgent)

@@ -48,7 +48,7 @@ class PlacementRooms:
         self.leaving: set[tuple[str, str]] = set()
         self.demand = Demand()
         self.hold = Hold(self.policy)
-        self.holding = Holding(self.hold, clock.boot_ms)
+        self.holding = Holding(self.hold)
         spilling: set[RequestClass] = set()
         profiles = Profiles(ProfilePolicy())
         self.board = Board(empty(own.id32, name))

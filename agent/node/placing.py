@@ -341,10 +341,10 @@ class Choosing:
             self.choice = self._spare[1]
 
     def finish(self, seq: int) -> None:
-        self._placing.ledger.finish(seq)
+        self._placing.ledger.end(seq)
 
     def fail(self, seq: int) -> None:
-        self._placing.ledger.fail(seq)
+        self._placing.ledger.end(seq)
 
     def _keep(self, decision: Decision) -> None:
         """``decision`` tells of the request from now on, unless it chose nobody after another one did."""

@@ -381,7 +381,7 @@ class Courier:
             self._stepping = False
         if self._ticket is not None and machine.state is not State.HELD:
             ticket, self._ticket = self._ticket, None
-            self._w.holding.leave(ticket)
+            self._w.holding.leave(ticket, now)
         if machine.state in ENDED:
             self._close()
             return
@@ -433,7 +433,7 @@ class Courier:
         self._turned = queued.turned
         if self._ticket is None:
             self._ticket = queued.waiting.ticket
-            self._w.holding.join(queued.waiting, self._woken)
+            self._w.holding.join(queued.waiting, self._woken, int(self._now))
         self.step(ev.Queued(until_ms=queued.until_ms, turned=_turned_away(queued.turned)))
 
     def _woken(self) -> None:
@@ -579,7 +579,7 @@ class Courier:
         request = asked.caller, self._request.head.path, asked.body_bytes
         tell_breakers(self._w.breakers, lateness, outcome, request, now)
         self._w.observer.attempted(attempt_report(self._voice.side, asked, routed, outcome, leg))
-        self._w.holding.news()
+        self._w.holding.news(now)
 
     # --- the end ---------------------------------------------------------------------------------------------
 

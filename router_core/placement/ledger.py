@@ -112,13 +112,17 @@ class Ledger:
             self._owed[entry.endpoint].work_s -= entry.prefill_s
         entry.prefill_s = 0.0
 
-    def finish(self, seq: int) -> None:
-        """The request ended well: drop its entry."""
-        self._end(seq)
-
-    def fail(self, seq: int) -> None:
-        """The request ended otherwise: drop its entry."""
-        self._end(seq)
+    def end(self, seq: int) -> None:
+        """The request has ended, however it did: drop its entry. Saying so twice is harmless."""
+        entry = self._entries.pop(seq, None)
+        if entry is None:
+            return
+        if entry.ticket is not None:
+            self.local.finish(entry.ticket)
+        if entry.counts:
+            self._uncount(entry)
+        if entry.load_bytes:
+            self._unload(entry)
 
     def cover(self, view: ClusterView) -> None:
         """Stop counting what the newest records show: by their ``seen`` row of this router, or without one by age."""
@@ -136,17 +140,6 @@ class Ledger:
             if row.router == self._me and row.inst == self.inst:
                 return row.seq >= entry.route_seq
         return node.taken_ms >= entry.sent_ms + entry.rtt_ms
-
-    def _end(self, seq: int) -> None:
-        entry = self._entries.pop(seq, None)
-        if entry is None:
-            return
-        if entry.ticket is not None:
-            self.local.finish(entry.ticket)
-        if entry.counts:
-            self._uncount(entry)
-        if entry.load_bytes:
-            self._unload(entry)
 
     def _uncount(self, entry: _Entry) -> None:
         owed = self._owed[entry.endpoint]

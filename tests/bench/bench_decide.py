@@ -108,9 +108,9 @@ def decisions(fleet: Fleet, *, fresh: bool = False, told: bool = True) -> Timed:
                 _ = decision.record
             took.append((time.perf_counter_ns() - start) / 1000)
             if len(open_seqs) == IN_FLIGHT:
-                ledger.finish(open_seqs.pop(0))
+                ledger.end(open_seqs.pop(0))
         while open_seqs:
-            ledger.finish(open_seqs.pop())
+            ledger.end(open_seqs.pop())
         return took
 
     return timed

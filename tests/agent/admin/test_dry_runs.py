@@ -65,7 +65,7 @@ async def test_a_dry_run_decides_as_the_request_itself_would(daemon: Daemon) -> 
         daemon.world.route(choosing)
         assert choosing.decision is not None
         real = choosing.decision.record
-        daemon.world.ledger.fail(1 + number)
+        daemon.world.ledger.end(1 + number)
         same = ("chosen", "action", "reason", "request_id", "seed", "candidates", "alternatives", "req")
         assert [getattr(record, name) for name in same] == [getattr(real, name) for name in same]
 

@@ -386,7 +386,7 @@ def build(
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
         in_hand=Hands(clock),
-        holding=Holding(Hold(PlacementPolicy()), clock.boot_ms),
+        holding=Holding(Hold(PlacementPolicy())),
         lateness=Lateness(policy),
         first_bytes=first_bytes or NobodyAsks(),
     )

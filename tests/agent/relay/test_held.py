@@ -183,7 +183,7 @@ async def test_whoever_waits_and_finds_everybody_gone_is_told_so() -> None:
         first = await scene.sent(BODIES[0], held=0)
         second = await scene.sent(BODIES[1], held=1)
         scene.relay.fleet.order.clear()
-        scene.relay.wiring.holding.news()
+        scene.relay.wiring.holding.news(0)
         heard = await second.heard()
         assert (heard.status, code_of(heard)) == (502, "tried")
         scene.answer()
@@ -196,7 +196,7 @@ async def test_a_fault_of_our_own_while_held_gives_everything_back() -> None:
         first = await scene.sent(BODIES[0], held=0)
         second = await scene.sent(BODIES[1], held=1)
         relay.fleet.break_at = "decide"
-        relay.wiring.holding.news()
+        relay.wiring.holding.news(0)
         assert (await second.heard()).status == 502
         relay.fleet.break_at = ""
         assert [where for where, _ in relay.watch.faults] == ["exchange"]

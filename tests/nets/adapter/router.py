@@ -310,7 +310,7 @@ class DecidingRouter:
 
     def ended(self, seq: int, *, well: bool) -> None:
         """A reserved request has ended."""
-        (self.ledger.finish if well else self.ledger.fail)(seq)
+        self.ledger.end(seq)
 
 
 def _counsel(told: Mapping[str, Any]) -> Counsel:

@@ -249,7 +249,7 @@ def test_own_uncovered_requests_count_towards_the_ceiling() -> None:
     ledger.reserve(a_choice(row), NOW)
     seq = ledger.reserve(a_choice(row), NOW).seq
     assert decided(a_request(), fleet).reason is Reason.QUEUE_FULL
-    ledger.finish(seq)
+    ledger.end(seq)
     assert decided(a_request(), fleet).action is Action.ROUTE
 
 
@@ -265,7 +265,7 @@ def test_own_loads_under_way_probably_take_the_room_of_a_node() -> None:
     alone = decided(a_request(), a_fleet(cold, live=Live(ledger=ledger)))
     assert alone.action is Action.ROUTE_COLD
     assert alone.record.candidates[0].f.memory > 0.8
-    ledger.fail(seq)
+    ledger.end(seq)
     assert chosen_node(decided(a_request(), fleet)) == "a"
 
 

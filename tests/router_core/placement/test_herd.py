@@ -106,7 +106,7 @@ def p95_of_routers(seed: int) -> float:
             fleets = [a_fleet(*rows, m_r=float(ROUTERS), live=Live(ledger=ledger)) for ledger in ledgers]
         while ends and ends[0][0] <= now:
             _, owner, seq = heapq.heappop(ends)
-            ledgers[owner].finish(seq)
+            ledgers[owner].end(seq)
         now_ms = round(1000 * now)
         request = a_request(
             request_id=f"{seed}-{number}", text_bytes=round(3.6 * prompt), arrival_ms=now_ms, hints=guess
@@ -127,7 +127,7 @@ def p95_of_routers(seed: int) -> float:
         heapq.heappush(ends, (end, router, seq))
         ttft.append(first - now)
     for _, owner, seq in ends:
-        ledgers[owner].finish(seq)
+        ledgers[owner].end(seq)
     assert all(not ledger.owed and len(ledger) == 0 for ledger in ledgers)
     return p95(ttft)
 

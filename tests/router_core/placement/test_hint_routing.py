@@ -117,7 +117,7 @@ def test_two_concurrent_requests_with_opposite_hints_never_mix() -> None:
             if order.random() < 0.5:
                 open_work.append((side, ledger.reserve(choice_of(decisions[side]), NOW).seq))
         while open_work and order.random() < 0.6:
-            ledger.finish(open_work.pop(order.randrange(len(open_work)))[1])
+            ledger.end(open_work.pop(order.randrange(len(open_work)))[1])
         for side, decision in decisions.items():
             assert decision.request_id == decision.record.request_id == f"{side}-{turn}"
             assert [note.ref for note in decision.record.hints] == [f"@{side}"]
@@ -126,7 +126,7 @@ def test_two_concurrent_requests_with_opposite_hints_never_mix() -> None:
             adjusted = {row.row: row.adj for row in decision.record.candidates}
             assert adjusted == {row.key: (-POLICY.hint_bonus if row is own else 0.0) for row in fleet.rows}
     for _, seq in open_work:
-        ledger.fail(seq)
+        ledger.end(seq)
     assert not ledger.owed
 
 

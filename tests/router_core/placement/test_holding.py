@@ -10,7 +10,7 @@ class Scene:
     """Requests that wait for ``places``, and who tried in which order. ``brings_news``: a try is news itself."""
 
     def __init__(self, *, brings_news: bool = False) -> None:
-        self.holding = Holding(Hold(PlacementPolicy()), lambda: 0)
+        self.holding = Holding(Hold(PlacementPolicy()))
         self.places = 0
         self.tried: list[int] = []
         self._brings_news = brings_news
@@ -28,23 +28,23 @@ class Scene:
                 since_ms=0,
                 deadline_ms=1_000,
             )
-            self.holding.join(waiting, lambda ticket=ticket: self._retry(ticket))  # type: ignore[misc]
+            self.holding.join(waiting, lambda ticket=ticket: self._retry(ticket), 0)  # type: ignore[misc]
 
     def _retry(self, ticket: int) -> None:
         assert not self._trying
         self._trying = True
         self.tried.append(ticket)
         if self._brings_news and len(self.tried) == 1:
-            self.holding.news()
+            self.holding.news(0)
         if self.places:
             self.places -= 1
-            self.holding.leave(ticket)
+            self.holding.leave(ticket, 0)
         self._trying = False
 
     def news(self, places: int = 0) -> list[int]:
         self.places = places
         self.tried.clear()
-        self.holding.news()
+        self.holding.news(0)
         return list(self.tried)
 
 
@@ -71,8 +71,8 @@ def test_a_full_model_keeps_nobody_from_another_one() -> None:
 def test_who_leaves_of_its_own_makes_nobody_try() -> None:
     scene = Scene()
     scene.join(1, 2)
-    scene.holding.leave(1)
-    scene.holding.leave(1)
+    scene.holding.leave(1, 0)
+    scene.holding.leave(1, 0)
     assert scene.tried == []
     assert 1 not in scene.holding
     assert 2 in scene.holding

@@ -69,8 +69,8 @@ def test_prefill_ends_with_the_first_token_and_decode_with_the_request() -> None
     ledger.first_token(seq)
     ledger.first_token(seq)
     assert work(ledger) == 3.0
-    ledger.finish(seq)
-    ledger.fail(seq)
+    ledger.end(seq)
+    ledger.end(seq)
     assert work(ledger) == 0.0
     assert not ledger.owed
 
@@ -83,9 +83,9 @@ def test_a_seen_row_of_this_process_life_covers_by_number() -> None:
     seen = SeenRouter(router=MY_ID8, inst=ledger.inst, seq=1, accepted=1)
     ledger.cover(view_with(taken_ms=NOW + 10_000, seen=(seen,)))
     assert ledger.owed[ROW.key].requests == 1
-    ledger.finish(first.seq)
+    ledger.end(first.seq)
     assert ledger.owed[ROW.key].requests == 1
-    ledger.finish(second.seq)
+    ledger.end(second.seq)
     assert not ledger.owed
 
 
@@ -116,7 +116,7 @@ def test_a_reserved_load_counts_until_it_is_seen_loading() -> None:
     assert ledger.loading == {ROW.node: 1000}
     ledger.cover(view_with(taken_ms=NOW + 5000))
     assert ledger.loading == {}
-    ledger.finish(seq)
+    ledger.end(seq)
 
 
 def test_work_on_the_own_host_goes_to_the_live_count() -> None:
@@ -125,7 +125,7 @@ def test_work_on_the_own_host_goes_to_the_live_count() -> None:
     seq = ledger.reserve(replace(a_choice(ROW), is_self=True), NOW).seq
     assert local.in_flight("llamacpp") == 1
     assert not ledger.owed
-    ledger.fail(seq)
+    ledger.end(seq)
     assert local.in_flight("llamacpp") == 0
 
 
@@ -136,9 +136,7 @@ def test_numbers_are_counted_per_target_node() -> None:
     assert numbers == [1, 1, 2]
 
 
-_steps = st.lists(
-    st.sampled_from(["reserve", "own", "token", "finish", "fail", "cover", "seen"]), max_size=60
-)
+_steps = st.lists(st.sampled_from(["reserve", "own", "token", "end", "cover", "seen"]), max_size=60)
 
 
 @pytest.mark.promise("the ledger returns to zero")
@@ -161,12 +159,12 @@ def test_the_ledger_is_empty_after_any_interleaving(steps: list[str], seed: int)
             ledger.cover(view_with(taken_ms=now, seen=(row,), resident=False))
         elif open_seqs:
             seq = rng.choice(open_seqs)
-            {"token": ledger.first_token, "finish": ledger.finish, "fail": ledger.fail}[step](seq)
+            {"token": ledger.first_token, "end": ledger.end}[step](seq)
             if step != "token" and rng.random() < 0.7:
                 open_seqs.remove(seq)
         assert all(owed.requests > 0 and owed.work_s >= -1e-9 for owed in ledger.owed.values())
     for seq in open_seqs:
-        ledger.fail(seq)
+        ledger.end(seq)
     assert len(ledger) == 0
     assert not ledger.owed
     assert not ledger.loading
