@@ -11,8 +11,8 @@ from router_core.placement.ledger import Reservation
 from router_core.placement.record import Choice
 from router_core.placement.rows import Row
 from router_core.profile.outcome import Outcome, Result
+from router_core.router.router import Router
 from router_core.sim.engine import Job
-from router_core.sim.fleet_router import SimRouter
 from router_core.sim.fleet_world import Ask, FleetWorld
 
 
@@ -40,17 +40,17 @@ def learn(world: FleetWorld, ask: Ask, attempt: Attempt, result: Result) -> None
     for learner in sorted(learners):
         row = world.fleet(learner).row(attempt.choice.endpoint, attempt.choice.model)
         if row is not None:
-            router = world.routers[learner]
+            router = world.routers[learner].core
             router.profiles.learn(_outcome(router, row, ask, attempt, result, world.now))
 
 
-def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Result, now: int) -> Outcome:
+def _outcome(router: Router, row: Row, ask: Ask, attempt: Attempt, result: Result, now: int) -> Outcome:
     choice, job, first_ms, misread = attempt.choice, attempt.job, attempt.first_ms, attempt.misread
     told = Outcome(
         key=row.profile_key,
         at_ms=now,
         result=result,
-        concurrency=_crowd(router, row),
+        concurrency=router.concurrency(row),
         text_bytes=ask.text_bytes,
         wait_ms=1000.0 * choice.est.wait,
         net_ms=1000.0 * choice.est.net,
@@ -82,13 +82,3 @@ def _outcome(router: SimRouter, row: Row, ask: Ask, attempt: Attempt, result: Re
         ttft_ms=ttft_ms,
         load_ms=load_ms,
     )
-
-
-def _crowd(router: SimRouter, row: Row) -> float:
-    """Requests in the batch, the one that has just ended included, as far as the router knows."""
-    if row.is_self:
-        busy = router.ledger.local.in_flight(row.endpoint) + 1
-    else:
-        owed = router.ledger.owed.get(row.key)
-        busy = row.in_flight + (owed.requests if owed is not None else 0)
-    return float(min(row.slots, max(1, busy)))

@@ -5,7 +5,7 @@ requests do to it: no pressure besides. Refuses to know who hears it.
 """
 
 from hashlib import sha256
-from math import exp, log
+from math import log
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,7 +51,6 @@ _CALM = tuple(
     for code in (ResourceCode.CPU, ResourceCode.MEMORY, ResourceCode.GPU_TIME, ResourceCode.VRAM)
 )
 _KNOWN_N = 20
-_DISPATCH_MS = 30_000.0
 
 
 class NodeSpec(Struct, frozen=True, gc=False, kw_only=True):
@@ -69,7 +68,7 @@ class NodeSpec(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class SimNode:
-    """The host. ``local`` books its work; ``dispatched`` counts what its router sends out."""
+    """The host. ``local`` books its work."""
 
     def __init__(self, spec: NodeSpec, engine: Engine, salt: str) -> None:
         self.spec = spec
@@ -85,16 +84,6 @@ class SimNode:
         )
         self.key = f"{self.member.node_id}/{ENDPOINT}"
         self.seq = 0
-        self._sent = 0
-        self._rps = self._work_rate = 0.0
-        self._sent_ms = 0
-
-    def dispatched(self, work_s: float, now: int) -> None:
-        """The router of this host sent a request somewhere."""
-        self._fade(now)
-        self._sent += 1
-        self._rps += 1000.0 / _DISPATCH_MS
-        self._work_rate += 1000.0 * work_s / _DISPATCH_MS
 
     def static(self, profiles: Profiles, now: int) -> Static:
         """S, with what the host's own router learned of its engine."""
@@ -137,11 +126,10 @@ class SimNode:
             profiles=tuple(self._claims(profiles, now)),
         )
 
-    def volatile(self, now: int) -> Volatile:
-        """V as of now."""
+    def volatile(self, disp: Dispatch, now: int) -> Volatile:
+        """V as of now; ``disp`` is what the host's router sends out."""
         engine, spec = self.engine, self.spec.engine
         busy = self.local.in_flight(ENDPOINT)
-        self._fade(now)
         return Volatile(
             level=Level.NONE,
             host=HostLoad(ram_available_mib=32_768, cpu_external_pct=0),
@@ -168,9 +156,7 @@ class SimNode:
             ),
             residents=self._residents(now),
             seen=self.local.seen(now),
-            disp=Dispatch(
-                total=self._sent, rps_c=round(100.0 * self._rps), work_c=round(100.0 * self._work_rate)
-            ),
+            disp=disp,
         )
 
     def profile_key(self, model: str) -> ProfileKey:
@@ -231,10 +217,6 @@ class SimNode:
                 )
             )
         return tuple(found)
-
-    def _fade(self, now: int) -> None:
-        fade = exp(-(now - self._sent_ms) / _DISPATCH_MS)
-        self._rps, self._work_rate, self._sent_ms = self._rps * fade, self._work_rate * fade, now
 
 
 def _boasted(claim: ProfileFacts, times: float) -> ProfileFacts:

@@ -8,19 +8,14 @@ from collections.abc import Mapping
 from random import Random
 from typing import Protocol
 
-from router_core.ids import Id16, id8_of
-from router_core.placement.fleet import Fleet, Live, fold_fleet
-from router_core.placement.hold import Hold
-from router_core.placement.holding import Holding
-from router_core.placement.ledger import Ledger
-from router_core.placement.sessions import Sessions
+from router_core.ids import Id16
+from router_core.placement.fleet import Fleet
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Member, ViewChange
-from router_core.router.breaker import Breakers
-from router_core.router.lateness import Lateness
+from router_core.router.router import Router
 from router_core.sim.fleet_node import SimNode
 from router_core.sim.timeline import Timeline
 from router_core.view.cluster import NodeView
@@ -35,8 +30,7 @@ class Waiter(Protocol):
 
 
 class SimRouter:
-    """``fleet`` is the newest; ``profiles``, ``ledger``, ``breakers``, ``sessions``, those who wait here
-    (``holding``) and at endpoints (``waiting``), and what that tells of these (``lateness``) are this router's alone."""
+    """``core`` is the router that ships; ``waiting`` are those who wait at endpoints."""
 
     def __init__(
         self,
@@ -49,29 +43,24 @@ class SimRouter:
         inst: int,
     ) -> None:
         self.node = node
-        self.policy = policy
-        self.rng = rng
-        self.profiles = Profiles(ProfilePolicy())
+        profiles = Profiles(ProfilePolicy())
         for key, profile in node.known_profiles():
-            self.profiles.restore(key, profile)
-        self.breakers = Breakers(exchange)
-        self.ledger = Ledger(id8_of(node.member.id16), inst, node.local)
-        self.sessions = Sessions()
-        self.lateness = Lateness(exchange)
+            profiles.restore(key, profile)
         self.waiting: dict[Waiter, None] = {}
-        hold = Hold(policy)
-        self.holding = Holding(hold, lambda: timeline.now)
-        self._live = Live(
-            ledger=self.ledger,
-            breakers=self.breakers,
-            hold=hold,
-            suspects=self.lateness.suspects,
-            late=self.lateness.costs,
-        )
+        self._timeline = timeline
         self._members = members
         self._heard: list[dict[Id16, ViewChange]] = []
         self._view = empty(node.member.id32, node.member.name)
-        self._fleet = fold_fleet(None, self._view, self.profiles, policy, self._live, 0)
+        self.core = Router(
+            self._view,
+            rng=rng,
+            now=0,
+            inst=inst,
+            policy=policy,
+            exchange=exchange,
+            profiles=profiles,
+            local=node.local,
+        )
 
     def picture(self, origin: Id16, now: int) -> NodeView | None:
         """What this router knows of a node."""
@@ -87,7 +76,7 @@ class SimRouter:
         if not self._heard or change.origin in self._heard[-1]:
             self._heard.append({})
         self._heard[-1][change.origin] = change
-        self.holding.news()
+        self.core.queue.news(self._timeline.now)
 
     def fleet(self, now: int) -> Fleet:
         """All that was heard, folded."""
@@ -100,6 +89,6 @@ class SimRouter:
             ]
             if newer:
                 self._view = fold(self._view, newer, self._members, now)
-                self._fleet = fold_fleet(self._fleet, self._view, self.profiles, self.policy, self._live, now)
+                self.core.see(self._view, now)
         self._heard.clear()
-        return self._fleet
+        return self.core.fleet

@@ -17,8 +17,9 @@ from router_core.placement.fleet import Fleet
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.mesh import MeshPolicy
 from router_core.policy.placement import PlacementPolicy
+from router_core.record.event import is_event
 from router_core.record.membership import Liveness, ViewChange
-from router_core.record.state import EngineLoad, ModelState, Static, Volatile
+from router_core.record.state import Static, Volatile
 from router_core.sim.arrivals import Arrival
 from router_core.sim.engine import Engine
 from router_core.sim.fleet_node import ENDPOINT, NodeSpec, SimNode
@@ -196,7 +197,7 @@ class FleetWorld:
         node, now = self.nodes[index], self.now
         known = self._static[index]
         if known is None or now - known[0] >= _STATIC_MS:
-            static = node.static(self.routers[index].profiles, now)
+            static = node.static(self.routers[index].core.profiles, now)
             known = self._static[index] = (
                 now,
                 known[1] if known is not None and known[1] == static else static,
@@ -212,7 +213,7 @@ class FleetWorld:
             mono_ms=now,
             base_ms=0,
             due_ms=2 * self.wire.period_ms,
-            volatile=node.volatile(now),
+            volatile=self._volatile(index),
             static=known[1],
         )
         self.newest[index] = change
@@ -220,6 +221,10 @@ class FleetWorld:
         for other, router in enumerate(self.routers):
             if other != index:
                 self.timeline.after(self.wire.record_ms, _hearing(router, change))
+
+    def _volatile(self, index: int) -> Volatile:
+        """V of node ``index`` as of now."""
+        return self.nodes[index].volatile(self.routers[index].core.dispatch.row(self.now), self.now)
 
     def tell_now(self, index: int) -> ViewChange | None:
         """The newest statement of node ``index``: one of now if the mesh's rate of events allows it."""
@@ -230,11 +235,11 @@ class FleetWorld:
     def leaks(self) -> int:
         """Everything still booked or running; 0 after a complete run."""
         return sum(
-            len(router.ledger)
-            + len(router.holding)
-            + len(router.lateness)
+            len(router.core.ledger)
+            + len(router.core.queue)
+            + len(router.core.lateness)
             + len(router.waiting)
-            + len(router.ledger.owed)
+            + len(router.core.ledger.owed)
             + node.local.in_flight(ENDPOINT)
             + len(node.engine.running)
             + len(node.engine.queue)
@@ -259,29 +264,9 @@ class FleetWorld:
     def _tell_event(self, index: int) -> None:
         """Publish at once if something changed that the mesh calls an event, within its rate limit."""
         last = self.newest[index]
-        if (
-            last is None
-            or last.volatile is None
-            or not _is_event(last.volatile, self.nodes[index].volatile(self.now))
-        ):
+        if last is None or last.volatile is None or not is_event(last.volatile, self._volatile(index)):
             return
         self.tell_now(index)
-
-
-def _is_event(old: Volatile, new: Volatile) -> bool:
-    return (
-        _residency(old) != _residency(new)
-        or bool(old.engines[0].queued) != bool(new.engines[0].queued)
-        or _full(old.engines[0]) != _full(new.engines[0])
-    )
-
-
-def _residency(volatile: Volatile) -> frozenset[tuple[int, int]]:
-    return frozenset((row.model, int(ModelState(row.state))) for row in volatile.residents)
-
-
-def _full(load: EngineLoad) -> bool:
-    return (load.running or 0) >= (load.slots or 1)
 
 
 def _starting(start: Callable[[Ask], None], ask: Ask) -> Callable[[], None]:

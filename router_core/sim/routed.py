@@ -7,29 +7,22 @@ failover and the breaker: all as the daemon wires it. A client that is turned aw
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from random import Random
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from router_core.exchange import events as ev
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.ids import id8_of
-from router_core.placement.decision import Decision, HoldTerms
-from router_core.placement.eligibility import targets_of
-from router_core.placement.fleet import Fleet
-from router_core.placement.hold import after_wait, waiting_of
+from router_core.placement.decision import Decision
 from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
-from router_core.placement.request import Pin, PlacementRequest
-from router_core.placement.survey import has_other
-from router_core.policy.placement import PlacementPolicy
-from router_core.profile.outcome import Result
+from router_core.placement.request import PlacementRequest
 from router_core.record.membership import Liveness
 from router_core.record.state import Capability, Dialect
 from router_core.router.failure import Cause
 from router_core.router.outcome import Outcome as Ended
 from router_core.router.outcome import Result as How
 from router_core.router.patience import overdue_ms
+from router_core.router.router import Decider, blame_of
 from router_core.sim.arrivals import TALK_BLOCK
 from router_core.sim.attempt import Attempt, learn
 from router_core.sim.engine import Job
@@ -37,14 +30,6 @@ from router_core.sim.fleet_node import ENDPOINT
 from router_core.sim.fleet_world import Ask, FleetWorld
 
 _RETRIED = frozenset({429, 503})
-
-
-class Decider(Protocol):
-    """The face of ``decide``."""
-
-    def __call__(
-        self, request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int, rng: Random
-    ) -> Decision: ...
 
 
 class Routed:
@@ -60,7 +45,8 @@ class Routed:
         on_settled: Callable[[Ask], None] | None = None,
     ) -> None:
         self.world = world
-        self.deciders = deciders
+        for router, decider in zip(world.routers, deciders, strict=True):
+            router.core.decider = decider
         self.on_choice = on_choice or _unheard
         self.on_settled = on_settled or _unheard
 
@@ -76,18 +62,16 @@ class _Flight:
         self._routed = routed
         self._world = world = routed.world
         self._ask = ask
-        self._decide = routed.deciders[ask.arrival.router]
         self._router = world.routers[ask.arrival.router]
+        self._core = self._router.core
         self._try = 0
-        self._held_since_ms: int | None = None
+        self._ticket: int | None = None
         self._attempt: Attempt | None = None
         arrival = ask.arrival
-        self._session = (
-            arrival.blocks[TALK_BLOCK].to_bytes(8, "big") if len(arrival.blocks) > TALK_BLOCK else None
-        )
-        pin = self._router.sessions.find(self._session, world.now) if self._session is not None else None
+        session = arrival.blocks[TALK_BLOCK].to_bytes(8, "big") if len(arrival.blocks) > TALK_BLOCK else None
+        pin = self._core.sessions.find(session, world.now) if session is not None else None
         self._request = PlacementRequest(
-            request_id=f"{ask.number}",
+            request_id=f"{ask.number}.0",
             dialect=Dialect.CHAT,
             model=arrival.model,
             arrival_ms=arrival.at_ms,
@@ -95,12 +79,11 @@ class _Flight:
             text_bytes=ask.text_bytes,
             body_bytes=ask.text_bytes,
             requires=Capability.STREAMING,
-            session=self._session,
+            session=session,
             pin=pin,
         )
-        targets = targets_of(self._request.hints.request_class, world.policy)
-        self._until = arrival.at_ms + targets.deadline_ms
-        self._machine = Exchange(world.exchange, until_ms=self._until)
+        self._placement = self._core.begin(self._request)
+        self._machine = Exchange(world.exchange, until_ms=self._placement.until_ms)
 
     def begin(self) -> None:
         self._tell(ev.BodyParsed())
@@ -129,7 +112,7 @@ class _Flight:
         elif isinstance(action, ev.CancelUpstream):
             self._cancel(self._current())
         elif isinstance(action, ev.NoteOverdue):
-            self._router.lateness.overdue(action.endpoint, self, self._world.now)
+            self._core.overdue(action.endpoint, self, self._world.now)
         elif isinstance(action, ev.EndAttempt):
             self._ended(action.outcome)
         elif isinstance(action, ev.Finish):
@@ -140,28 +123,22 @@ class _Flight:
     # --- deciding --------------------------------------------------------------------------------------------
 
     def _choose(self, action: ev.Decide) -> None:
-        world, router = self._world, self._router
+        world, core = self._world, self._core
         self._routed.on_choice(self._ask)
-        if not router.lateness.is_calm:
-            router.lateness.sweep(world.now)
-        request = replace(
-            self._request,
-            request_id=f"{self._ask.number}.{self._try}",
+        if not core.lateness.is_calm:
+            core.sweep(world.now)
+        self._router.fleet(world.now)
+        decision = self._placement.decide(
+            world.now,
             attempt=action.attempt,
             tried=action.tried,
             refused=action.refused,
             declined=action.declined,
         )
-        if (since_ms := self._held_since_ms) is not None:
-            waits = self._ask.number in router.holding
-            request = after_wait(request, world.policy, world.now, since_ms=since_ms, waits=waits)
-        decision = self._decide(
-            request, world.fleet(self._ask.arrival.router), world.policy, world.now, router.rng
-        )
         if decision.hold is not None:
-            self._wait(request, decision, decision.hold)
+            self._wait(decision)
             return
-        router.holding.leave(self._ask.number)
+        self._leave_queue()
         choice = decision.chosen
         if choice is None:
             self._later(0, _turned_away(decision))
@@ -170,14 +147,13 @@ class _Flight:
         self._attempt = Attempt(
             number=action.attempt,
             choice=choice,
-            reservation=router.ledger.reserve(choice, world.now),
+            reservation=self._placement.reservation(action.attempt),
             sent_ms=world.now,
             place=place,
             misread=world.nodes[place].spec.misread,
             untold=world.nodes[place].spec.untold,
         )
-        router.node.dispatched(choice.prefill_s + choice.decode_s, world.now)
-        router.breakers.dispatched(choice.endpoint, world.now)
+        core.dispatched(choice.endpoint, world.now, choice.prefill_s + choice.decode_s)
         est = choice.est
         target = ev.Target(
             endpoint=choice.endpoint,
@@ -191,16 +167,20 @@ class _Flight:
         )
         self._later(0, ev.Decided(target=target))
 
-    def _wait(self, request: PlacementRequest, decision: Decision, terms: HoldTerms) -> None:
+    def _wait(self, decision: Decision) -> None:
         """Everybody is full: wait in the router, or go on waiting."""
-        ticket, holding = self._ask.number, self._router.holding
-        if ticket not in holding:
-            self._held_since_ms = terms.since_ms
-            holding.join(
-                waiting_of(request, terms, ticket),
-                partial(self._if_current, self._machine, ev.Woken()),
-            )
-        self._tell(ev.Queued(until_ms=terms.until_ms, turned=_turned_away(decision)))
+        waiting = self._placement.waiting(decision)
+        if self._ticket is None:
+            self._ticket = waiting.ticket
+            woken = partial(self._if_current, self._machine, ev.Woken())
+            self._core.queue.join(waiting, woken, self._world.now)
+        assert decision.hold is not None
+        self._tell(ev.Queued(until_ms=decision.hold.until_ms, turned=_turned_away(decision)))
+
+    def _leave_queue(self) -> None:
+        if self._ticket is not None:
+            ticket, self._ticket = self._ticket, None
+            self._core.queue.leave(ticket, self._world.now)
 
     # --- an attempt ------------------------------------------------------------------------------------------
 
@@ -222,13 +202,12 @@ class _Flight:
         if seen is None or seen.liveness is not Liveness.SUSPECT:
             return
         tried = self._machine.tried | {attempt.choice.endpoint}
-        request = replace(self._request, attempt=2, tried=tried, refused=self._machine.refused)
-        if has_other(request, router.fleet(world.now), world.policy, world.now):
+        if self._placement.has_other(world.now, tried=tried, refused=self._machine.refused):
             self._tell(ev.NoSignOfLife(attempt=attempt.number, cause=Cause.SUSPECT))
 
     def _send(self) -> None:
         attempt = self._current()
-        self._router.lateness.sent(attempt.choice.endpoint, self)
+        self._core.sent(attempt.choice.endpoint, self)
         self._router.waiting[self] = None
         if attempt.choice.is_self:
             self._submit(attempt)
@@ -259,7 +238,7 @@ class _Flight:
         work_s = service_s(row, choice.prompt_tokens, choice.output_tokens) if row is not None else 0.0
         attempt.ticket = local.start(ENDPOINT, work_s, world.now)
         router = id8_of(self._router.node.member.id16)
-        local.accepted(router, self._router.ledger.inst, attempt.reservation.route_seq, world.now)
+        local.accepted(router, self._core.ledger.inst, attempt.reservation.route_seq, world.now)
         self._later(world.wire.link_ms, ev.Continued(attempt=attempt.number))
 
     def _submit(self, attempt: Attempt) -> None:
@@ -292,8 +271,8 @@ class _Flight:
         if attempt is not self._attempt or self._machine.state in ENDED:
             return
         attempt.first_ms = self._ask.first_ms = self._world.now
-        self._router.ledger.first_token(attempt.reservation.seq)
-        self._router.lateness.heard(attempt.choice.endpoint)
+        self._placement.first_token(attempt.number)
+        self._core.heard(attempt.choice.endpoint)
         self._tell(ev.HeadReceived(attempt=attempt.number, status=200))
         self._tell(ev.FirstByteReceived(attempt=attempt.number))
 
@@ -316,46 +295,25 @@ class _Flight:
             attempt.ticket = None
 
     def _ended(self, outcome: Ended) -> None:
-        attempt, router, now = self._current(), self._router, self._world.now
-        router.lateness.ended(outcome.endpoint, self, now)
-        router.waiting.pop(self, None)
+        attempt, now = self._current(), self._world.now
+        self._router.waiting.pop(self, None)
+        self._placement.ended(outcome, self, now)
         if outcome.result is How.DONE:
-            router.ledger.finish(attempt.reservation.seq)
-            router.breakers.succeeded(outcome.endpoint, now)
-            self._served(attempt)
-        else:
-            router.ledger.fail(attempt.reservation.seq)
-            if outcome.fault:
-                refused = outcome.cause is Cause.CONNECT_REFUSED
-                router.breakers.failed(outcome.endpoint, now, connection_refused=refused)
-            else:
-                router.breakers.released(outcome.endpoint)
-        learn(
-            self._world,
-            self._ask,
-            attempt,
-            Result.OK if outcome.result is How.DONE else _blame(outcome),
-        )
+            self._ask.node = attempt.place
+            self._ask.cold = attempt.job is not None and attempt.job.cold
+            self._placement.served(self._ask.arrival.output, now)
+        learn(self._world, self._ask, attempt, blame_of(outcome))
         self._attempt = None
-        router.holding.news()
-
-    def _served(self, attempt: Attempt) -> None:
-        ask, choice = self._ask, attempt.choice
-        ask.node = attempt.place
-        ask.cold = attempt.job is not None and attempt.job.cold
-        if self._session is not None:
-            tokens = choice.prompt_tokens + ask.arrival.output
-            pin = Pin(endpoint=choice.endpoint, model=choice.model, tokens=tokens, at_ms=self._world.now)
-            self._router.sessions.pin(self._session, pin)
+        self._core.queue.news(now)
 
     # --- the client ------------------------------------------------------------------------------------------
 
     def _turned_away(self, reply: ev.Reply) -> None:
         """A client that may come back does so when it was told to, as long as its patience lasts."""
         world, now = self._world, self._world.now
-        self._router.holding.leave(self._ask.number)
+        self._leave_queue()
         back_ms = now + 1000 * (reply.retry_after_s or 1)
-        if reply.status not in _RETRIED or back_ms >= self._until:
+        if reply.status not in _RETRIED or back_ms >= self._placement.until_ms:
             self._settle(reply.status)
             return
         self._ask.retries += 1
@@ -363,8 +321,9 @@ class _Flight:
 
     def _again(self) -> None:
         self._try += 1
-        self._held_since_ms = None
-        self._machine = Exchange(self._world.exchange, until_ms=self._until)
+        request = replace(self._request, request_id=f"{self._ask.number}.{self._try}")
+        self._placement = self._core.begin(request)
+        self._machine = Exchange(self._world.exchange, until_ms=self._placement.until_ms)
         self.begin()
 
     def _settle(self, status: int) -> None:
@@ -395,9 +354,3 @@ def _unheard(_ask: Ask) -> None:
 def _turned_away(decision: Decision) -> ev.TurnedAway:
     reason = decision.reason
     return ev.TurnedAway(status=reason.status, code=reason.value, retry_after_s=decision.retry_after_s)
-
-
-def _blame(outcome: Ended) -> Result:
-    if outcome.result is How.CANCELLED:
-        return Result.CANCELLED
-    return Result.FAULT if outcome.fault else Result.OTHER

@@ -107,9 +107,15 @@ def _rule(make: Callable[[], Rule]) -> Callable[[FleetWorld, Random], Dispatch]:
 
 
 def _without_affinity(
-    request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int, rng: Random
+    request: PlacementRequest,
+    fleet: Fleet,
+    policy: PlacementPolicy,
+    now: int,
+    rng: Random,
+    *,
+    called: str | None = None,
 ) -> Decision:
-    return decide(replace(request, pin=None), fleet, policy, now, rng)
+    return decide(replace(request, pin=None), fleet, policy, now, rng, called=called)
 
 
 POLICIES: dict[str, Callable[[FleetWorld, Random], Dispatch]] = {

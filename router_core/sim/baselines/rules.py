@@ -29,16 +29,23 @@ class Rule:
         self._pick = pick
 
     def __call__(
-        self, request: PlacementRequest, fleet: Fleet, policy: PlacementPolicy, now: int, rng: Random
+        self,
+        request: PlacementRequest,
+        fleet: Fleet,
+        policy: PlacementPolicy,
+        now: int,
+        rng: Random,
+        *,
+        called: str | None = None,
     ) -> Decision:
         seen = survey(request, fleet, policy, now)
         rows = sorted(seen.scored, key=lambda scored: scored.row.key)
         if not rows:
-            return decide(request, fleet, policy, now, rng)
+            return decide(request, fleet, policy, now, rng, called=called)
         row = self._pick(rows, seen, fleet, rng).row
         only = NodeRef(text=row.label, node_id=row.node_id, endpoint=row.endpoint)
         hints = replace(request.hints, requires_node=(only,))
-        return decide(replace(request, hints=hints), fleet, policy, now, rng)
+        return decide(replace(request, hints=hints), fleet, policy, now, rng, called=called)
 
 
 class RoundRobin:

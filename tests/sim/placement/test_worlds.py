@@ -233,7 +233,7 @@ def test_how_long_answers_are_is_learned_from_engines_that_tell_it_alone(untold:
     specs = scenario.specs(SUPPLY.measured)
     world = FleetWorld(specs, scenario.wire, 1)
     world.run(requests_of(scenario, specs, 0.7, 1, SUPPLY), Routed(world, [decide] * len(specs)).start)
-    learned = [router.profiles.output_tokens("chat", "interactive") for router in world.routers]
+    learned = [router.core.profiles.output_tokens("chat", "interactive") for router in world.routers]
     assert any(learned) is not untold
 
 
@@ -251,7 +251,7 @@ def test_the_shipped_decision_is_what_is_simulated() -> None:
     world = a_world(small("herd"))
     dispatch = POLICIES["balanced"](world, Random(1))
     assert isinstance(dispatch, Routed)
-    assert all(decider is decide for decider in dispatch.deciders)
+    assert all(router.core.decider is decide for router in world.routers)
 
 
 def test_clients_that_all_use_one_router_wait_hardly_longer_than_spread_ones() -> None:
