@@ -447,7 +447,7 @@ class RelayNode:
         self.sessions, self.demand = Sessions(), Demand()
         self.spilling: set[RequestClass] = set()
         self.hold = Hold(policy, requests=told["most_waiting"])
-        self.holding = Holding(self.hold, self.clock.boot_ms)
+        self.holding = Holding(self.hold)
         self.drains = Drains(
             endpoints=lambda: self._engines,
             in_flight=self.work.in_flight,
@@ -604,7 +604,7 @@ class RelayNode:
         )
         told = state | {"engines": engines, "demand": demand}
         self.viewing.said(static(self._own["static"]), volatile(told), 2 * self._own["period_ms"])
-        self.holding.news()
+        self.holding.news(self.clock.now)
 
     def hears(self, peer: Mapping[str, Any], seen: int | None) -> None:
         """A peer's newest records, or the verdict on it, arrive; ``seen`` is the last request that it got from here."""
@@ -613,7 +613,7 @@ class RelayNode:
             state["seen"] = ({"router": id8_of(id16(OWN)), "inst": INST, "seq": seen, "accepted": seen},)
         self._seq += 1
         self.viewing.heard([change_of({**peer, "volatile": state}, self._seq, self.clock.now)])
-        self.holding.news()
+        self.holding.news(self.clock.now)
         self.looks()
 
     def looks(self) -> None:
