@@ -21,6 +21,7 @@ from typing import Final
 
 import aiohttp
 
+from router_core.policy.placement import PlacementPolicy
 from tests.bench.report import Figure, against, emit
 from tests.support import llama, tiny_gguf
 from tests.support.cluster import Cluster, Node, closing, pair
@@ -30,6 +31,8 @@ MODELS: Final = ("one", "two")
 WORDS: Final = (5, 20, 200)
 TOKENS: Final = (4, 16, 48)
 TIMEOUT_S: Final = 120.0
+TARGET_S: Final = PlacementPolicy().interactive.ttft_s
+"""An answer whose first bytes take longer is a miss, and so is a failed one."""
 START: Final = "import sys; sys.path.insert(0, {tree!r}); from agent.cli import main; sys.exit(main())"
 
 
@@ -153,6 +156,7 @@ def figures_of(now: Score, before: Score | None) -> list[Figure]:
         ("ttft_p95", "s"),
         ("total_p95", "s"),
         ("cold", "loads"),
+        ("misses", "requests"),
         ("failed", "requests"),
     ):
         ours = _figure(now, name)
@@ -167,6 +171,8 @@ def figures_of(now: Score, before: Score | None) -> list[Figure]:
 def _figure(score: Score, name: str) -> float:
     if name in ("cold", "failed"):
         return float(getattr(score, name))
+    if name == "misses":
+        return float(sum(first > TARGET_S for first in score.first_s) + score.failed)
     ranked = sorted(score.whole_s if name.startswith("total") else score.first_s)
     return ranked[int((0.5 if name.endswith("p50") else 0.95) * (len(ranked) - 1))]
 
