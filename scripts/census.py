@@ -81,11 +81,12 @@ def methods(node: ast.ClassDef) -> Iterator[Function]:
 
 
 def bases(node: ast.ClassDef) -> set[str]:
-    """The last words of the names of a class's bases."""
+    """The last words of the names of a class's bases; those of asyncio, whose Protocol is none of typing's, are left out."""
     found = set()
     for base in node.bases:
         named = base.value if isinstance(base, ast.Subscript) else base
-        found.add(named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", ""))
+        if not ast.unparse(named).startswith("asyncio."):
+            found.add(named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", ""))
     return found
 
 
