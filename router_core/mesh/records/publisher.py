@@ -73,6 +73,8 @@ class Publisher:
         self._silent_until: int | None = None
         self._writes: deque[bool] = deque()
         self._write_again_at: int | None = None
+        self._sealed: Volatile | None = None
+        """What the last V says."""
         self._volatile_at = now
         self._static_at = now - policy.static_gap_ms
         self._retune_at = now + policy.publish_retune_ms
@@ -218,8 +220,10 @@ class Publisher:
         return out
 
     def fresh(self, lonely: bool, lost: tuple[LostLink, ...], now: int) -> HeldRecord | None:
-        """A V of now if one may be published and the bucket allows it."""
-        if Kind.V not in self._held or not self.may_speak(now) or not self._urgent.take(now):
+        """A V of now if it would say something else than the last one, one may be published, and the bucket allows it."""
+        if Kind.V not in self._held or self._volatile == self._sealed or not self.may_speak(now):
+            return None
+        if not self._urgent.take(now):
             return None
         return self._seal_volatile(lonely, lost, urgent=False, now=now)
 
@@ -250,6 +254,7 @@ class Publisher:
         self, lonely: bool, lost: tuple[LostLink, ...], *, urgent: bool, now: int
     ) -> HeldRecord:
         assert self._volatile is not None
+        self._sealed = self._volatile
         flags = self._volatile.flags
         for holds, flag in (
             (lonely, Flag.LONELY),

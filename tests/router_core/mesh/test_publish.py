@@ -306,12 +306,25 @@ def test_fresh_state_seals_a_new_v_while_the_bucket_allows() -> None:
     link = rig.link_up(rig.peers[0])
     rig.pass_ms(10_000, alive=(link,))
     seqs: list[int] = []
-    for _ in range(8):
+    for level in range(1, 9):
+        rig.bodies(Volatile(level=level))
         sealed, actions = rig.mesh.fresh_state(rig.now)
         assert sealed is not None
         seqs.append(read_header(sealed.signed, mesh8_of(MESH)).seq)
         assert len(headers(actions, link)) == (1 if len(seqs) <= 5 else 0)
     assert len(set(seqs)) == 5
+
+
+def test_fresh_state_spends_nothing_while_there_is_no_news() -> None:
+    rig = Rig()
+    link = rig.link_up(rig.peers[0])
+    rig.pass_ms(10_000, alive=(link,))
+    told = {rig.mesh.fresh_state(rig.now)[0] for _ in range(100)}
+    assert len(told) == 1
+    rig.bodies(Volatile(level=2))
+    sealed, _ = rig.mesh.fresh_state(rig.now)
+    assert sealed is not None
+    assert decode_volatile(read_header(sealed.signed, mesh8_of(MESH)).body).level == 2
 
 
 def test_a_leave_is_said_once_to_all_before_the_links_close() -> None:
