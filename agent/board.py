@@ -10,6 +10,8 @@ from router_core.view.cluster import ClusterView
 
 
 class Board:
+    """Holds the current cluster view and wakes those that wait for the next one."""
+
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._changed = asyncio.Event()

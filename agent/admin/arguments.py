@@ -11,6 +11,8 @@ T = TypeVar("T", bound=Struct)
 
 
 class Audit(Protocol):
+    """Keeps the log of changes that an operator made."""
+
     def audit(self, event: str, **facts: str | int | bool | None) -> None:
         """Keep one line about a change."""
 

@@ -18,6 +18,8 @@ from agent.settings.show import is_hidden
 
 
 class Change(Protocol):
+    """One setting whose value in the file differs from the one in force."""
+
     @property
     def key(self) -> str: ...
     @property
@@ -27,7 +29,7 @@ class Change(Protocol):
 
 
 class NoArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+    """The arguments of a verb that takes none."""
 
 
 def config_verbs(

@@ -61,6 +61,9 @@ class RequestsDoc(Struct, frozen=True, kw_only=True):
 
 
 class ResidentDoc(Struct, frozen=True, kw_only=True):
+    """One model that an engine has in memory, or is loading or unloading. ``ctx`` is the tokens one request
+    may use."""
+
     model: str
     engine: str | None
     state: str
@@ -276,6 +279,8 @@ class RosterDoc(Struct, frozen=True, kw_only=True):
 
 
 class StatusDoc(Struct, frozen=True, kw_only=True):
+    """The answer of ``/v1/status``: the own node and every member it knows, as of ``at_ms``."""
+
     at_ms: int
     own: OwnDoc
     members: tuple[MemberDoc, ...]

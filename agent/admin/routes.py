@@ -34,6 +34,8 @@ _QUERY_FIELDS: Final = 8
 
 
 class AdminReply(Struct, frozen=True, kw_only=True):
+    """One HTTP response of the admin API."""
+
     status: int
     body: bytes
     content_type: str = JSON

@@ -73,7 +73,7 @@ class RemoveArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class NoArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+    """The arguments of a verb that takes none."""
 
 
 def trust_verbs(

@@ -35,6 +35,8 @@ SERVICE_CREDENTIALS: Final = Path("/run/credentials/pairmesh.service")
 
 
 class PendingChange(Struct, frozen=True, kw_only=True):
+    """One setting that waits for a restart: its value in force and its value in the file."""
+
     in_force: Written
     written: Written
 
@@ -50,6 +52,7 @@ class ConfigShown(Struct, frozen=True, kw_only=True):
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh config``."""
     parser.description = (
         "show: print every setting of pairmesh.toml and every number of policy.toml that is in force at the\n"
         "daemon of this host and where it comes from, as TOML, the policy's hash, which 'pairmesh status' and\n"
@@ -62,6 +65,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Run ``pairmesh config``; return its exit status."""
     return _show(args.json) if args.what == "show" else _check(args.json)
 
 

@@ -29,6 +29,7 @@ CONNECT_S: Final = 1.0
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh doctor``."""
     parser.description = (
         "Look at folders, settings, versions, clock, the daemon, its ports, GPUs, engines and members, and say\n"
         "what to do about what is not as it should be. Changes nothing. Exit status 1 if something is bad."
@@ -37,6 +38,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Run ``pairmesh doctor``; return its exit status."""
     found = list(examine(folders_here()))
     if args.json:
         print(msgspec.json.encode(found).decode())

@@ -12,6 +12,7 @@ from agent.cli.exits import Exit
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh drain``."""
     parser.description = (
         "Have an endpoint of this node, or all of them, take no new requests; the other nodes know at once.\n"
         "What is under way goes on for at most 300 s. This node still places requests on others. --undo takes\n"
@@ -23,6 +24,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Run ``pairmesh drain``; return its exit status."""
     answer = DaemonClient.here().do("drain", endpoint=args.endpoint, undo=args.undo)
     if args.json:
         print(json.dumps(answer))

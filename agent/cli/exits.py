@@ -4,6 +4,8 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
+    """The exit statuses of ``pairmesh``."""
+
     OK = 0
     FAILED = 1
     USAGE = 2

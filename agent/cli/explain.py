@@ -29,6 +29,7 @@ class _Replayed(Struct):
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh explain``."""
     parser.description = (
         "Say in words why one request went where it went: what was chosen and expected, how all that could\n"
         "serve were weighed, who was left out and why, and how it went. Decisions are kept for seven days on\n"
@@ -57,6 +58,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Run ``pairmesh explain``; return its exit status."""
     try:
         facts = explain_facts.facts_of(args)
     except ValueError as fault:

@@ -11,6 +11,7 @@ _DIGITS_MOST: Final = 18
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments that describe a request for ``pairmesh explain --model``."""
     asked = parser.add_argument_group(
         "a request that nobody sends",
         f"--model, and what else is to be assumed; {PROMPT_TOKENS:,} prompt tokens unless told otherwise",

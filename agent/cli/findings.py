@@ -91,6 +91,8 @@ _BLOCKED: Final = {
 
 
 class Health(Enum):
+    """How serious a finding of ``pairmesh doctor`` is."""
+
     GOOD = "ok"
     WARNING = "warning"
     BAD = "bad"
@@ -98,6 +100,8 @@ class Health(Enum):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
+    """One line of ``pairmesh doctor``: what it is about, what was found and how serious that is."""
+
     health: Health
     about: str
     said: str
@@ -117,14 +121,17 @@ class FolderFacts(Struct, frozen=True, kw_only=True):
 
 
 def good(about: str, said: str) -> Finding:
+    """A finding that all is well."""
     return Finding(health=Health.GOOD, about=about, said=said)
 
 
 def warn(about: str, said: str) -> Finding:
+    """A finding that the operator should look at."""
     return Finding(health=Health.WARNING, about=about, said=said)
 
 
 def bad(about: str, said: str) -> Finding:
+    """A finding that makes ``pairmesh doctor`` fail."""
     return Finding(health=Health.BAD, about=about, said=said)
 
 
@@ -155,6 +162,7 @@ def settings(faults: Sequence[str], folder: str, unread: Sequence[str]) -> Itera
 
 
 def floors(unmet: Sequence[str]) -> Iterator[Finding]:
+    """One finding for each version that is too old; ``unmet`` says which."""
     if not unmet:
         yield good("versions", "all versions are recent enough")
     yield from (bad("versions", said) for said in unmet)
@@ -185,6 +193,8 @@ def ports(tried: Mapping[str, bool], daemon_runs: bool) -> Iterator[Finding]:
 
 
 def own_node(status: StatusDoc) -> Iterator[Finding]:
+    """Findings about the daemon of this host: faults, settings that wait for a restart, lost log lines and
+    its own state."""
     own = next((member for member in status.members if member.me), None)
     yield good("daemon", f"{status.own.name} runs, version {status.own.version}, pid {status.own.pid}")
     yield from (bad("daemon", fault) for fault in status.own.faults)
@@ -243,6 +253,7 @@ def elsewhere(asked: str, service: str, exists: bool) -> Iterator[Finding]:
 
 
 def members(status: StatusDoc) -> Iterator[Finding]:
+    """Findings about the other members: state, link, requests, and names that several of them share."""
     others = [member for member in status.members if not member.me]
     if not others:
         yield warn("members", "no other member: this node serves alone")

@@ -28,6 +28,7 @@ LOG_LEVELS: Final = {known.name.lower(): known for known in Severity}
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh run``."""
     parser.description = (
         "Run the daemon until SIGTERM, SIGINT or the end of its terminal; SIGHUP has files read again. Settings come from pairmesh.toml in the config folder; a flag\n"
         "beats the file. Folders come from STATE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY,\n"
@@ -68,6 +69,7 @@ def flags_of(args: Namespace) -> dict[str, object]:
 
 
 def run(args: Namespace) -> int:
+    """Check settings and versions, then run the daemon until it ends; return its exit status."""
     folders = Folders.from_env()
     faults = unmet(installed())
     level = os.environ.get(LOG_VARIABLE) or "info"

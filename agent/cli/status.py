@@ -10,6 +10,7 @@ from agent.cli.nodes import status_text
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh status``."""
     parser.description = (
         "Show the daemon of this host and every member it knows: state and its age, pressure level, engines,\n"
         "models in memory, requests in flight, learned speed of the fastest warm model, own link. A dash is\n"
@@ -19,6 +20,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Run ``pairmesh status``; return its exit status."""
     client = DaemonClient.here()
     if args.json:
         print(client.read("/v1/status").decode())

@@ -25,6 +25,7 @@ class _Listed(Struct):
 
 
 def declare(parser: ArgumentParser) -> None:
+    """Declare the arguments of ``pairmesh trust`` and its subcommands."""
     parser.description = "List, export, add and remove members. Pairing lets a node read what it serves."
     acts = parser.add_subparsers(title="what to do", required=True, metavar="WHAT")
     listed = acts.add_parser("list", help="every member ever added, removed ones included")
@@ -56,6 +57,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Run the chosen subcommand of ``pairmesh trust``; return its exit status."""
     code: int = args.act(DaemonClient.here(), args)
     return code
 

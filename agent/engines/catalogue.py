@@ -19,6 +19,8 @@ and KoboldCpp. Those without an adapter of their own are OpenAI-compatible serve
 
 
 class AdapterFactory(Protocol):
+    """Makes the adapter of one identified engine."""
+
     def __call__(self, client: EngineClient, identity: Identity, manifest: Manifest) -> EngineAdapter: ...
 
 

@@ -132,6 +132,8 @@ class TimingSource(Enum):
 
 
 class FinishReason(Enum):
+    """Why an engine ended its answer."""
+
     STOP = "stop"
     LENGTH = "length"
     TOOL = "tool"

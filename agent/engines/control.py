@@ -93,6 +93,8 @@ class OllamaControl:
 
 
 class ControlFactory(Protocol):
+    """Makes the control that loads and unloads models of one endpoint."""
+
     def __call__(self, status: EndpointStatus) -> EngineControl: ...
 
 

@@ -28,6 +28,7 @@ def number(tree: Any, *path: str) -> float | None:
 
 
 def truth(tree: Any, *path: str) -> bool | None:
+    """A boolean at ``path``."""
     value = _at(tree, path)
     return value if isinstance(value, bool) else None
 

@@ -36,6 +36,7 @@ def build_certificate(private: Ed25519PrivateKey) -> bytes:
 
 
 def certificate_pem(der: bytes) -> bytes:
+    """A DER certificate as PEM."""
     return x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
 
 

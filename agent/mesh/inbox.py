@@ -15,6 +15,8 @@ HEARD_MOST: Final = 64
 
 
 class Inbox:
+    """The queue of events for the mesh machine; of own bodies and rosters only the newest is kept."""
+
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._newest: dict[type, BodyChanged | RosterChanged] = {}

@@ -71,6 +71,8 @@ class JournalRow(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AuditRow(Struct, frozen=True, gc=False, kw_only=True):
+    """One change that an operator made, as stored; ``body`` is the whole entry."""
+
     at_ms: int
     event: str
     body: bytes

@@ -37,6 +37,8 @@ _OWN_KEYS: Final = frozenset({"at", "level", "event"})
 
 
 class Severity(IntEnum):
+    """How serious a log line is."""
+
     DEBUG = 10
     INFO = 20
     WARNING = 30
@@ -242,11 +244,13 @@ def cut(text: str) -> str:
 
 
 def json_line(at: datetime, severity: Severity, event: str, fields: Mapping[str, Field]) -> str:
+    """A log line as one JSON object."""
     line = {"at": _stamp(at), "level": severity.name.lower(), "event": event, **fields}
     return _ENCODE(line).replace("\x7f", "\\u007f")
 
 
 def human_line(at: datetime, severity: Severity, event: str, fields: Mapping[str, Field]) -> str:
+    """A log line for a terminal: local time, severity, event and fields."""
     pairs = "".join(f" {key}={_shown(value)}" for key, value in fields.items())
     return f"{at.astimezone():%H:%M:%S} {severity.name.lower():7} {event}{pairs}"
 

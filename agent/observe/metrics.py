@@ -31,6 +31,8 @@ _T = TypeVar("_T")
 
 
 class Shape(Enum):
+    """The kind of a metric."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -47,6 +49,8 @@ class Family(Struct, frozen=True, kw_only=True):
 
 
 class Collector(Protocol):
+    """Reads families of metrics when they are scraped."""
+
     def collect(self) -> Iterable[Family]:
         """The families as they are now."""
 

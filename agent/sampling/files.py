@@ -43,6 +43,7 @@ def read_number(path: Path) -> int | None:
 
 
 def whole(text: str | None) -> int | None:
+    """A whole number in decimal digits, or None."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 

@@ -27,6 +27,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
+    """The answer to one question to the host sampler."""
+
     sample: HostSample
     profile: str | None = None
     driver: DriverSeen | None = None

@@ -208,6 +208,7 @@ class NvmlLibrary:
 
 
 def text(value: Any) -> Any:
+    """Bytes as text; any other value as it is."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -262,6 +263,7 @@ def stop(_signum: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
+    """Run the NVML child: answer requests on standard input until it ends."""
     asked = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)

@@ -16,6 +16,8 @@ from agent.sampling.nvml_wire import BINDING_MISSING
 
 
 class ProbeState(Enum):
+    """The state of the NVML child process, as its parent knows it."""
+
     OFF = "off"
     STARTING = "starting"
     READY = "ready"

@@ -57,6 +57,7 @@ _DECODER: Final = msgspec.json.Decoder(NvmlReply)
 
 
 def encode_request(number: int, op: str, **arguments: object) -> bytes:
+    """One request to the NVML child as a line of JSON."""
     return msgspec.json.encode({"id": number, "op": op, **arguments}) + b"\n"
 
 

@@ -25,6 +25,8 @@ FLAGS: Final = "flags"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
+    """Where the local inference API listens, and which hosts and origins it accepts."""
+
     listen: Listen
     hosts: tuple[str, ...]
     origins: tuple[str, ...]
@@ -32,6 +34,8 @@ class ApiSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
+    """Where the mesh listens, its configured peers, and its limits."""
+
     listen: Listen
     peers: tuple[PeerHint, ...]
     allow_networks: tuple[IPv4Network | IPv6Network, ...]

@@ -23,6 +23,7 @@ _NEVER_A_SESSION = re.compile(
 
 
 def preset(written: object, refuse: Refuse, *, names: tuple[str, ...], compared: tuple[str, ...]) -> str:
+    """The name of a preset."""
     if written in compared:
         refuse("serves for comparison alone; scripts/simulate placement plays it")
     elif written not in names:
@@ -48,10 +49,12 @@ def pace(written: object, refuse: Refuse) -> float | None:
 
 
 def shown_pace(value: float | None) -> object:
+    """A pace as policy.toml writes it."""
     return NO_PACE if value is None else value
 
 
 def aliases(written: object, refuse: Refuse) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """A table of aliases: the models that each one names."""
     if not isinstance(written, dict):
         refuse("not a table")
         return ()
@@ -69,10 +72,12 @@ def aliases(written: object, refuse: Refuse) -> tuple[tuple[str, tuple[str, ...]
 
 
 def shown_aliases(value: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, Any]:
+    """Aliases as policy.toml writes them."""
     return {alias: list(targets) for alias, targets in value}
 
 
 def models(written: object, refuse: Refuse) -> tuple[str, ...]:
+    """A list of model names."""
     return _models(written, refuse, "", MODELS_MOST)
 
 
@@ -96,6 +101,7 @@ def member(written: object, refuse: Refuse, *, kind: type[Enum]) -> Enum:
 
 
 def shown_member(value: Enum) -> object:
+    """A member of an enum as policy.toml writes it."""
     return value.value
 
 
@@ -110,6 +116,7 @@ def credential(written: object, refuse: Refuse) -> str | None:
 
 
 def shown_credential(value: str | None) -> str:
+    """A credential's file name as policy.toml writes it, empty for none."""
     return value or ""
 
 

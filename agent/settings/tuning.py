@@ -35,6 +35,7 @@ class PressureTuning:
 
 
 def pressure(written: object, refuse: Refuse) -> PressureTuning:
+    """A table of pressure signals: those switched off, and the numbers that replace the defaults of others."""
     off: list[str] = []
     overrides: list[RuleOverride] = []
     for signal, tuning in _signals(written, refuse).items():

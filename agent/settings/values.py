@@ -90,12 +90,14 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def switch(written: object, refuse: Refuse) -> bool:
+    """A boolean."""
     if not isinstance(written, bool):
         refuse("not a boolean")
     return written is True
 
 
 def text(written: object, refuse: Refuse) -> str:
+    """Any text."""
     if isinstance(written, str):
         return written
     refuse("not text")
@@ -103,12 +105,14 @@ def text(written: object, refuse: Refuse) -> str:
 
 
 def choice(written: object, refuse: Refuse, *, names: Sequence[str]) -> str:
+    """One of ``names``."""
     if written not in names:
         refuse("unknown choice")
     return str(written)
 
 
 def whole(written: object, refuse: Refuse, *, least: int, most: int) -> int:
+    """A whole number from ``least`` to ``most``."""
     if not isinstance(written, int) or isinstance(written, bool):
         refuse("not a whole number")
         return least
@@ -157,6 +161,7 @@ def number(written: object) -> float | None:
 
 
 def node_name(written: object, refuse: Refuse) -> NodeName:
+    """The name of a node."""
     name = parse_node_name(written) if isinstance(written, str) else None
     if name is None:
         refuse("not a node name")
@@ -171,6 +176,7 @@ def name_of_host(host: str) -> NodeName:
 
 
 def listen(written: object, refuse: Refuse) -> Listen:
+    """An address and port to listen on."""
     found = _listen(written)
     if found is None:
         refuse("not a listening address")
@@ -240,6 +246,7 @@ def host_names(written: object, refuse: Refuse) -> tuple[str, ...]:
 
 
 def origins(written: object, refuse: Refuse) -> tuple[str, ...]:
+    """A list of web origins."""
     found = tuple(_texts(written, refuse))
     for item in found:
         if not _ORIGIN.fullmatch(item):
@@ -248,6 +255,7 @@ def origins(written: object, refuse: Refuse) -> tuple[str, ...]:
 
 
 def networks(written: object, refuse: Refuse) -> tuple[IPv4Network | IPv6Network, ...]:
+    """A list of IP networks."""
     found = []
     for item in _texts(written, refuse):
         try:
@@ -258,6 +266,7 @@ def networks(written: object, refuse: Refuse) -> tuple[IPv4Network | IPv6Network
 
 
 def peers(written: object, refuse: Refuse) -> tuple[PeerHint, ...]:
+    """A list of peers: where other nodes may be reached."""
     found = []
     for item in _texts(written, refuse):
         hint = _peer(item)

@@ -70,6 +70,7 @@ def read_with_status(path: Path, most: int) -> tuple[bytes, os.stat_result]:
 
 
 def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
