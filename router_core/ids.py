@@ -50,14 +50,17 @@ def id32_of(node_id: NodeId) -> Id32:
 
 
 def id16_of(id32: Id32) -> Id16:
+    """The first 16 bytes of a node's id."""
     return Id16(id32[:16])
 
 
 def id8_of(id16: bytes) -> Id8:
+    """The first 8 bytes of a node's id."""
     return Id8(id16[:8])
 
 
 def mesh8_of(mesh_id: MeshId) -> bytes:
+    """The first 8 bytes of a mesh id."""
     return mesh_id[:8]
 
 

@@ -28,7 +28,7 @@ class Target(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Event(Struct, frozen=True, gc=False, kw_only=True):
-    """Anything the machine can be told."""
+    """What happens to a request: the base of all events."""
 
 
 class UpstreamEvent(Event, frozen=True, gc=False, kw_only=True):
@@ -38,10 +38,12 @@ class UpstreamEvent(Event, frozen=True, gc=False, kw_only=True):
 
 
 class BodyParsed(Event, frozen=True, gc=False, kw_only=True):
-    pass
+    """The request's body was read and parsed."""
 
 
 class Decided(Event, frozen=True, gc=False, kw_only=True):
+    """An endpoint was chosen for the attempt."""
+
     target: Target
 
 
@@ -66,7 +68,7 @@ class Woken(Event, frozen=True, gc=False, kw_only=True):
 
 
 class Connected(UpstreamEvent, frozen=True, gc=False, kw_only=True):
-    pass
+    """The connection to the upstream is open."""
 
 
 class Continued(UpstreamEvent, frozen=True, gc=False, kw_only=True):
@@ -80,7 +82,7 @@ class HeadReceived(UpstreamEvent, frozen=True, gc=False, kw_only=True):
 
 
 class FirstByteReceived(UpstreamEvent, frozen=True, gc=False, kw_only=True):
-    pass
+    """The first byte of the answer's body came."""
 
 
 class BodyEnded(UpstreamEvent, frozen=True, gc=False, kw_only=True):
@@ -113,7 +115,7 @@ class NodeSuspected(Event, frozen=True, gc=False, kw_only=True):
 
 
 class NodeRecovered(Event, frozen=True, gc=False, kw_only=True):
-    pass
+    """The peer that was suspected is heard of again."""
 
 
 class NoSignOfLife(UpstreamEvent, frozen=True, gc=False, kw_only=True):
@@ -131,11 +133,11 @@ class NoSpare(Event, frozen=True, gc=False, kw_only=True):
 
 
 class ClientGone(Event, frozen=True, gc=False, kw_only=True):
-    pass
+    """The client closed its connection."""
 
 
 class ShuttingDown(Event, frozen=True, gc=False, kw_only=True):
-    pass
+    """The daemon shuts down."""
 
 
 class TimePassed(Event, frozen=True, gc=False, kw_only=True):
@@ -150,7 +152,7 @@ class TimePassed(Event, frozen=True, gc=False, kw_only=True):
 
 
 class Action(Struct, frozen=True, gc=False, kw_only=True):
-    """Anything the machine can ask for."""
+    """What the machine asks its driver to do: the base of all actions."""
 
 
 class Decide(Action, frozen=True, gc=False, kw_only=True):
@@ -166,6 +168,8 @@ class Decide(Action, frozen=True, gc=False, kw_only=True):
 
 
 class Dial(Action, frozen=True, gc=False, kw_only=True):
+    """Connect to ``target`` for a new attempt."""
+
     target: Target
     attempt: int
 
@@ -183,6 +187,8 @@ class SendRequest(Action, frozen=True, gc=False, kw_only=True):
 
 
 class SendBody(Action, frozen=True, gc=False, kw_only=True):
+    """Send the request's body to the peer, which has accepted the head."""
+
     attempt: int
 
 
@@ -219,6 +225,8 @@ class TellError(Action, frozen=True, gc=False, kw_only=True):
 
 
 class CancelUpstream(Action, frozen=True, gc=False, kw_only=True):
+    """Abandon the attempt and close its upstream connection."""
+
     attempt: int
 
 
@@ -236,4 +244,6 @@ class BlameEndpoint(Action, frozen=True, gc=False, kw_only=True):
 
 
 class EndAttempt(Action, frozen=True, gc=False, kw_only=True):
+    """Report how an attempt ended."""
+
     outcome: Outcome

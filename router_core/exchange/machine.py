@@ -28,6 +28,8 @@ from router_core.router.outcome import Outcome, Result
 
 
 class State(Enum):
+    """How far one request has come."""
+
     RECEIVED = "received"
     DECIDING = "deciding"
     HELD = "held"

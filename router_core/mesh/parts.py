@@ -42,6 +42,8 @@ class Crypto(Signer, Verifier, Protocol):
 
 
 class Parts:
+    """The parts of one mesh machine and the operations that its steps share."""
+
     def __init__(
         self, me: Me, policy: MeshPolicy, crypto: Crypto, rng: Random, saved: Saved, now: int
     ) -> None:

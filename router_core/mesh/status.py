@@ -30,6 +30,8 @@ class MemberStatus(Struct, frozen=True, kw_only=True):
 
 
 class LinkStatus(Struct, frozen=True, kw_only=True):
+    """One open link. ``dirty`` is how many records wait to be sent over it; unknown times are None."""
+
     link: int
     peer: Id16
     phase: str
@@ -56,6 +58,7 @@ class MeshStatus(Struct, frozen=True, kw_only=True):
 
 
 def picture(parts: Parts, now: int) -> MeshStatus:
+    """The status of the whole mesh machine at ``now``."""
     publisher = parts.publisher
     return MeshStatus(
         id16=parts.me.id16,

@@ -40,11 +40,15 @@ class AskedSize(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AskedSlo(Struct, frozen=True, gc=False, kw_only=True):
+    """The latency targets of the request: time to the first token and time per token."""
+
     ttft_ms: int
     tpot_ms: int | None
 
 
 class AskedEstimate(Struct, frozen=True, gc=False, kw_only=True):
+    """What a candidate is expected to take, in ms; ``ect`` is the expected completion time."""
+
     wait: int
     load: int
     prefill: int

@@ -81,6 +81,8 @@ class Candidate(Struct, frozen=True, gc=False):
 
 
 class Excluded(Struct, frozen=True, gc=False, kw_only=True):
+    """One candidate that a filter excluded, and why."""
+
     row: str
     code: Reason
     detail: str | None = None

@@ -21,6 +21,8 @@ NO_OUTPUT = Dialect.EMBED | Dialect.OLLAMA_EMBED | Dialect.RERANK
 
 
 class RequestClass(Enum):
+    """How urgent a request is."""
+
     INTERACTIVE = "interactive"
     BATCH = "batch"
     BACKGROUND = "background"

@@ -34,6 +34,8 @@ LATER_SIGNALS: Final = frozenset(
 
 
 class FilterKind(Enum):
+    """How a signal's readings are filtered."""
+
     EWMA = "ewma"
     WINDOW_MIN = "window_min"
     COUNTER_RATE = "counter_rate"

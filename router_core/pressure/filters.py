@@ -13,6 +13,8 @@ GAP_MS: Final = 10_000
 
 
 class Filter(Protocol):
+    """Smooths or reduces the values of one signal."""
+
     def feed(self, value: float, taken_ms: int) -> float | None:
         """Take one value; return the filtered one."""
 

@@ -40,6 +40,7 @@ class Reading(Struct, Generic[T], frozen=True, gc=False, kw_only=True):
 
 
 def measured(value: T, taken_ms: int) -> Reading[T]:
+    """A value that was just measured."""
     return Reading(value=value, taken_ms=taken_ms, status=ReadingStatus.OK)
 
 

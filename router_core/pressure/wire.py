@@ -174,10 +174,12 @@ def load_memory_mib(sampled: Sampled | None, now: int) -> int | None:
 
 
 def half_up(value: float) -> int:
+    """A number >= 0 rounded to the nearest whole one, halves upwards."""
     return int(value + 0.5)
 
 
 def mib(size_bytes: int) -> int:
+    """Bytes as whole MiB, at most what the wire can carry."""
     return min(size_bytes // MIB, U32_MAX)
 
 

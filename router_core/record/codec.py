@@ -110,6 +110,7 @@ def encode_static(body: Static) -> bytes:
 
 
 def encode_leave(body: Leave) -> bytes:
+    """The body of an L record as bytes."""
     return _ENCODER.encode(body)
 
 

@@ -60,6 +60,8 @@ class Level(IntEnum):
 
 
 class ResourceCode(IntEnum):
+    """The resources of a host that pressure is measured for."""
+
     CPU = 0
     MEMORY = 1
     SWAP = 2
@@ -73,6 +75,8 @@ class ResourceCode(IntEnum):
 
 
 class GpuState(IntEnum):
+    """Whether a GPU can be measured and used, or why not."""
+
     OK = 0
     UNKNOWN = 1
     UNRESPONSIVE = 2
@@ -86,6 +90,8 @@ class GpuState(IntEnum):
 
 
 class EngineState(IntEnum):
+    """Whether an engine serves requests."""
+
     UNKNOWN = 0
     DOWN = 1
     STARTING = 2
@@ -106,6 +112,8 @@ class ModelState(IntEnum):
 
 
 class LeaveReason(IntEnum):
+    """Why a node leaves."""
+
     SHUTDOWN = 1
     RESTART = 2
     SUSPEND = 3
@@ -113,6 +121,9 @@ class LeaveReason(IntEnum):
 
 
 class LoadPolicy(IntEnum):
+    """Who decides which models an engine loads: nobody (the list is fixed), the engine on demand, or this
+    project."""
+
     FIXED = 0
     ON_DEMAND = 1
     TOLD_BY_US = 2
@@ -148,6 +159,9 @@ class Capability(IntFlag):
 
 
 class EngineFlag(IntFlag):
+    """What the owner's manifest says of an endpoint: served by a cloud, may offload to the CPU, runs on
+    another host."""
+
     CLOUD = 1
     ALLOW_OFFLOAD = 2
     REMOTE_HOST = 4
@@ -174,6 +188,8 @@ class HostLoad(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class GpuLoad(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """Load, free memory and pressure of one GPU."""
+
     util_pct: Pct | None = None
     external_util_pct: Pct | None = None
     vram_free_mib: U32 | None = None
@@ -185,6 +201,8 @@ class GpuLoad(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class ResourceLevel(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """Pressure of one resource of the host."""
+
     code: U8
     level: LevelCode | None = None
     score_c: Cent | None = None
@@ -250,6 +268,8 @@ class LostLink(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class ModelDemand(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """How often one model is asked for: requests per minute, and work-seconds per second in 0.01."""
+
     key8: Bytes8
     rpm: U32
     work_c: U32
@@ -291,6 +311,8 @@ class Address(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class Software(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """The program that a node runs: its name, version, protocol version and features."""
+
     name: Text32 = "pairmesh"
     version: Text32 = ""
     protocol: U16 = 1
@@ -307,6 +329,8 @@ class Platform(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class HostFacts(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """Size of the host, and the limits of its cgroup in 0.01 cores and MiB."""
+
     cpus: U16 = 0
     ram_total_mib: U32 = 0
     cpu_quota_c: U32 | None = None
@@ -329,6 +353,8 @@ class GpuFacts(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class Label(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """One label that the operator gave a node."""
+
     key: Text32
     value: Text32
 

@@ -35,6 +35,8 @@ class Via(IntEnum):
 
 
 class RemovalReason(IntEnum):
+    """Why a member was removed."""
+
     REMOVED = 1
     LEFT = 2
 

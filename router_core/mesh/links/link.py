@@ -26,6 +26,8 @@ RTTS: Final = 4
 
 
 class LinkPhase(Enum):
+    """How far a link has come since it was opened."""
+
     GREETING = "greeting"
     SYNCING = "syncing"
     UP = "up"
@@ -41,6 +43,8 @@ class Expiry(Enum):
 
 
 class Link:
+    """One open link to a peer: its phase, its timers, and which records the peer has."""
+
     def __init__(self, link: LinkId, peer: Id16, dialled: bool, policy: MeshPolicy, now: int) -> None:
         self.id = link
         self.peer = peer

@@ -46,6 +46,8 @@ class _Pursuit:
 
 
 class Dialler:
+    """Chooses which peers to dial and when: back-off, penalties, and members gone for long."""
+
     def __init__(self, own: Id16, policy: MeshPolicy, rng: Random, now: int) -> None:
         self._own = own
         self._policy = policy

@@ -47,6 +47,8 @@ class PauseReading(Struct, frozen=True, gc=False):
 
 
 class ResumeReading(Struct, frozen=True, gc=False):
+    """Read messages from the link again."""
+
     link: LinkId
 
 

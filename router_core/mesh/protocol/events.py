@@ -83,6 +83,8 @@ class FrameReceived(Struct, frozen=True, gc=False):
 
 
 class DialFailed(Struct, frozen=True, gc=False):
+    """An attempt to connect to the peer failed."""
+
     peer: Id16
     why: DialFailure
 
@@ -128,6 +130,8 @@ class PersistDone(Struct, frozen=True, gc=False):
 
 
 class LeaveRequested(Struct, frozen=True, gc=False):
+    """This node is about to leave: a leave record is to be sent."""
+
     reason: LeaveReason
 
 

@@ -36,6 +36,8 @@ _PER_RECORD: Final = 16
 
 
 class MessageType(IntEnum):
+    """The first byte of a message: its type."""
+
     HELLO = 1
     HAVE = 2
     RECS = 3
@@ -94,6 +96,8 @@ class HaveState(Struct, frozen=True, gc=False, array_like=True):
 
 
 class HaveTrust(Struct, frozen=True, gc=False, array_like=True):
+    """Which admission, removal and endorsements of one member are held; not sent by this version."""
+
     id16: Bytes16
     admission: U32
     removed: U8
@@ -123,6 +127,8 @@ class Heard(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Recs(Struct, frozen=True, gc=False):
+    """Carries records."""
+
     items: tuple[Heard, ...]
 
 
@@ -136,10 +142,14 @@ class Wanted(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Want(Struct, frozen=True, gc=False):
+    """Asks for records."""
+
     items: tuple[Wanted, ...]
 
 
 class Ping(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """Asks for a ``Pong``; measures the round trip and shows that the link is alive."""
+
     nonce: U32
     boot_ms: U63
     roster8: Bytes8 = ROSTER8_UNSET
@@ -148,6 +158,8 @@ class Ping(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class Pong(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """Answers a ``Ping`` with the same ``nonce``."""
+
     nonce: U32
     boot_ms: U63
     roster8: Bytes8 = ROSTER8_UNSET
@@ -156,11 +168,15 @@ class Pong(Struct, frozen=True, gc=False, array_like=True, kw_only=True):
 
 
 class SocketAddress(Struct, frozen=True, gc=False, array_like=True):
+    """An IP address of 4 or 16 bytes and a port."""
+
     ip: Annotated[bytes, Meta(min_length=4, max_length=16)]
     port: U16
 
 
 class OtherPeer(Struct, frozen=True, gc=False, array_like=True):
+    """Another member to connect to, and where it may be reached."""
+
     id16: Bytes16
     endpoints: Annotated[tuple[SocketAddress, ...], Meta(max_length=limits.ADDRESSES)] = ()
 
@@ -243,6 +259,7 @@ def encode_haves(states: Sequence[HaveState]) -> list[bytes]:
 
 
 def encode_wants(items: Sequence[Wanted]) -> list[bytes]:
+    """WANT in as many messages as ``items`` needs."""
     step = limits.WANTS_PER_MESSAGE
     return [encode(Want(tuple(items[at : at + step]))) for at in range(0, len(items), step)]
 

@@ -63,14 +63,17 @@ _ADDRESSES: Final = msgspec.msgpack.Decoder(_Addresses)
 
 
 def encode_epoch(epoch: int) -> bytes:
+    """The file of the last used epoch."""
     return codec.encode(epoch)
 
 
 def encode_floors(floors: tuple[RecordFloor, ...]) -> bytes:
+    """The file of the newest stamps seen of each member."""
     return codec.encode(floors)
 
 
 def encode_addresses(addresses: Mapping[Id16, tuple[Address, ...]]) -> bytes:
+    """The file of the addresses at which peers were reached."""
     return codec.encode([KnownAddresses(id16, addrs) for id16, addrs in sorted(addresses.items())])
 
 

@@ -35,6 +35,7 @@ _CODES: Final = {code.value: code for code in ByeCode}
 
 
 def opened(parts: Parts, event: LinkOpened, now: int) -> None:
+    """Take a new link: close it with a reason if it cannot be had, else send HELLO."""
     link = Link(event.link, event.peer, event.dialled, parts.policy, now)
     parts.links[link.id] = link
     if event.peer != parts.me.id16:

@@ -36,6 +36,7 @@ def refresh(parts: Parts, origin: Origin, now: int) -> None:
 
 
 def judge_all(parts: Parts, now: int) -> None:
+    """Judge every origin anew and drop records that have expired."""
     for origin in parts.origins.values():
         if not parts.hearsay.is_silent or origin.lost_since is not None:
             _hear_voices(parts, origin, now)
@@ -61,6 +62,7 @@ def _counts(parts: Parts, reporter: Id16) -> bool:
 
 
 def tend_links(parts: Parts, now: int) -> None:
+    """Close links that waited too long and ping those that have been quiet."""
     for link in list(parts.links.values()):
         expiry = link.expired(now)
         if expiry is not None:
@@ -86,6 +88,7 @@ def look_at(parts: Parts, now: int) -> int:
 
 
 def feel_alone(parts: Parts, now: int) -> None:
+    """Update whether this node counts as alone, and report when it begins to."""
     if parts.solitude.update(now, parts.degree, parts.others_alive > 0):
         parts.publisher.hurry()
         if parts.solitude.lonely:
