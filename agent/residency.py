@@ -1,6 +1,6 @@
 """Loading and unloading this host's models by their worth: the driver of ``router_core.placement.residency``.
 
-Off unless the policy in force allows it. Rules kept here: what is being drained or unloaded is in ``leaving``, and
+Off unless the policy in force allows it. Rules kept here: what is being drained or unloaded is told to ``leave``, and
 everybody is told, before anything is sent to an engine; every order is answered to the machine once; a fault of an
 engine is an answer. Refuses to know what a model is worth.
 """
@@ -89,7 +89,7 @@ class ResidencySources(Struct, frozen=True, kw_only=True):
 
 
 class ResidencyListeners(Struct, frozen=True, kw_only=True):
-    """Who hears of it: ``changed`` that ``leaving`` or ``reserved_mib`` did, ``loaded`` of a finished load (endpoint,
+    """Who hears of it: ``changed`` that what leaves or ``reserved_mib`` did, ``loaded`` of a finished load (endpoint,
     model, seconds)."""
 
     changed: Callable[[], None]
@@ -97,7 +97,7 @@ class ResidencyListeners(Struct, frozen=True, kw_only=True):
 
 
 class ModelResidency:
-    """Drives the machine. ``leaving`` is the live set of models that take nothing new; all calls on the loop."""
+    """Drives the machine. ``leave`` hears of the models that take nothing new; all calls on the loop."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ModelResidency:
         sources: ResidencySources,
         listeners: ResidencyListeners,
         *,
-        leaving: set[Key],
+        leave: Callable[[frozenset[Key]], None],
         clock: Clock,
         rng: Random,
         tasks: Tasks,
@@ -125,7 +125,7 @@ class ModelResidency:
         self._wake = asyncio.Event()
         self._on = False
         self._ordering = 0
-        self.leaving = leaving
+        self._leave = leave
 
     @property
     def ordering(self) -> bool:
@@ -220,11 +220,10 @@ class ModelResidency:
         return seen
 
     def _handle(self, event: Event) -> None:
-        before = self._machine.reserved_bytes, frozenset(self.leaving)
+        before = self._machine.reserved_bytes, self._machine.leaving
         actions = self._machine.handle(event, self._clock.boot_ms())
         leaving = self._machine.leaving
-        self.leaving.clear()
-        self.leaving.update(leaving)
+        self._leave(leaving)
         if (self._machine.reserved_bytes, leaving) != before:
             self._listeners.changed()
         for action in actions:

@@ -21,7 +21,6 @@ from agent.node.loads import SeenLoads
 from agent.node.own_work import own_work
 from agent.node.speaking import Listeners, Sources, Speaking
 from agent.observe.instruments import LoadMetrics
-from agent.relay.dispatch import DispatchRate
 from agent.residency import ModelResidency
 from agent.residency import ResidencyListeners as ResidencyListeners
 from agent.residency import ResidencySources as ResidencySources
@@ -59,7 +58,7 @@ class HostRooms:
         settings, clock, log = ground.settings, ground.clock, ground.log
         self._clock = clock
         self._work = work = placement.work
-        learning = placement.learning
+        learning, router = placement.learning, placement.router
         self.engines = EngineWatch(
             manifests,
             clock=clock,
@@ -76,16 +75,15 @@ class HostRooms:
             changed=lambda: self.speaking.speak(),
             clock=clock,
         )
-        self.dispatch = DispatchRate(clock)
         self.speaking = Speaking(
             Sources(
                 endpoints=self.engines.endpoints,
                 addresses=addresses,
-                dispatch=self.dispatch.row,
+                dispatch=lambda: router.dispatch.row(clock.boot_ms()),
                 claims=partial(learning.claims, ground.own.id16),
                 used=learning.used,
-                demand=lambda: placement.demand.rows(clock.boot_ms()),
-                leaving=placement.leaving,
+                demand=lambda: router.demand.rows(clock.boot_ms()),
+                leaving=router.leaving,
                 reserved_mib=lambda: self.residency.reserved_mib,
                 drains=self.drains,
             ),
@@ -125,7 +123,7 @@ class HostRooms:
                 used=learning.used,
             ),
             ResidencyListeners(changed=self.speaking.models_moved, loaded=learning.loaded),
-            leaving=placement.leaving,
+            leave=router.leave,
             clock=clock,
             rng=new_rng(),
             tasks=tasks,

@@ -178,10 +178,7 @@ class Assembly:
             relay.metrics,
             host.load_metrics,
             LiveFigures(
-                fleet=placement.fleet,
-                ledger=placement.ledger,
-                breakers=placement.breakers,
-                hold=placement.hold,
+                router=placement.router,
                 connections=lambda: {"api": len(relay.api_roll), "ingress": len(relay.ingress_roll)},
                 held_bytes=lambda: relay.buffered.held,
                 now=clock.boot_ms,
@@ -269,7 +266,7 @@ class Assembly:
             self.trace.records(changes)
         self.placement.viewing.heard(changes)
         self.member_log.heard(changes)
-        self.placement.holding.news(self.clock.boot_ms())
+        self.placement.router.queue.news(self.clock.boot_ms())
 
     def _linked(self, peer: Id16, opened: bool) -> None:
         """A link was made or lost."""
@@ -299,7 +296,7 @@ class Assembly:
 
     def _said(self, static: Static, volatile: Volatile) -> None:
         self.placement.viewing.said(static, volatile, OWN_DUE_MS)
-        self.placement.holding.news(self.clock.boot_ms())
+        self.placement.router.queue.news(self.clock.boot_ms())
 
     def _told_mesh(self, static: Static, volatile: Volatile, urgent: bool) -> None:
         self.mesh.driver.body_changed(volatile, static, urgent=urgent)

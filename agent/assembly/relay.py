@@ -132,14 +132,11 @@ class RelayRooms:
             pool=self.pool,
             tasks=tasks,
             targets=self.targets,
-            breakers=placement.breakers,
-            dispatch=host.dispatch,
+            router=placement.router,
             observer=observer,
             heard_state=mesh.driver.record_heard,
             rng=new_rng(),
             in_hand=Hands(clock),
-            holding=placement.holding,
-            lateness=placement.lateness,
             first_bytes=EngineWaits(engines),
         )
         self._log = ground.log

@@ -35,22 +35,22 @@ class OwnLimits:
 
     def attempted(self, report: AttemptReport, tokens: int | None) -> None:
         """An attempt at an own endpoint ended; its answer had so many ``tokens``, as far as that is known."""
-        routed, marks = report.routed, report.marks
+        choice, marks = report.routed.choice, report.marks
         now = self._clock.boot_ms()
-        limit = self._limit(routed.endpoint, now) if routed.node is None else None
+        limit = self._limit(choice.endpoint_name, now) if choice.is_self else None
         if limit is None:
             return
         moved = False
         if report.outcome.failure is FailureClass.BUSY:
             moved = limit.busy(now)
-        elif report.outcome.result is Result.DONE and marks is not None and routed.resident:
+        elif report.outcome.result is Result.DONE and marks is not None and choice.resident:
             sent, first = marks.sent_ms, marks.first_content_ms
             if marks.content_events is not None and first is not None:
                 moved = limit.ended(sent, now, took_ms=first - sent)
             elif marks.content_events is None and tokens:
                 moved = limit.ended(sent, now, took_ms=marks.last_byte_ms - sent, tokens=tokens)
         if moved:
-            self._told(routed.endpoint, limit.value)
+            self._told(choice.endpoint_name, limit.value)
 
     def _limit(self, endpoint: str, now: int) -> ConcurrencyLimit | None:
         status = self._endpoints().get(endpoint)

@@ -50,7 +50,7 @@ class DryRuns:
         if isinstance(hints, HintFault):
             return hints
         session, pin = placing.session_of(hints, now)
-        fleet = placing.fleet()
+        fleet = placing.router.fleet
         streams = asked.stream and dialect not in NO_OUTPUT
         size = round(asked.prompt_tokens * fleet.profiles.bytes_per_token(asked.model))
         encoded = [(name.encode(), value.encode()) for name, value in headers]

@@ -7,7 +7,6 @@ and texts.
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,18 +22,16 @@ from agent.relay.voice import API_SIDE
 from agent.store.profiles import FILE, ProfileStore
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
-from router_core.placement.fleet import Fleet
 from router_core.placement.rows import Row
 from router_core.profile.estimate import claim_of
 from router_core.profile.outcome import Outcome, ProfileKey, Result
-from router_core.profile.profiles import Profiles, decode_profile, encode_profile
+from router_core.profile.profiles import decode_profile, encode_profile
 from router_core.record.state import ProfileFacts
-from router_core.router.failure import FailureClass
 from router_core.router.outcome import Result as Ended
+from router_core.router.router import Router, blame_of
 
 SAVE_S = 60.0
 _NOTHING = Timings(source=TimingSource.COUNTED)
-_CAPACITY = frozenset({FailureClass.BUSY, FailureClass.LOADING, FailureClass.ABSENT, FailureClass.TOO_LONG})
 
 
 def store_at(state: Path, log: Log, aside: Aside = quietly) -> ProfileStore:
@@ -60,16 +57,15 @@ class Learning:
 
     def __init__(
         self,
-        profiles: Profiles,
+        router: Router,
         store: ProfileStore,
-        fleet: Callable[[], Fleet],
         clock: Clock,
         log: Log,
     ) -> None:
-        self.profiles = profiles
+        self.profiles = router.profiles
+        self._router = router
         self.used: dict[tuple[str, str], int] = {}
         self._store = store
-        self._fleet = fleet
         self._clock = clock
         self._log = log
         self._changed: dict[ProfileKey, None] = {}
@@ -97,13 +93,13 @@ class Learning:
     def lesson_of(self, report: AttemptReport) -> Lesson | None:
         """One attempt with what else it teaches from at the moment of its end; None if its row is gone."""
         routed = report.routed
-        row = self._fleet().row(routed.at, routed.served)
+        row = self._router.fleet.row(routed.choice.endpoint, routed.choice.model)
         if row is None:
             return None
         now = self._clock.boot_ms()
         if row.is_self and report.marks is not None:
             self.used[row.endpoint, row.model] = now
-        return Lesson(report=report, row=row, concurrency=self._concurrency(row), at_ms=now)
+        return Lesson(report=report, row=row, concurrency=self._router.concurrency(row), at_ms=now)
 
     def learn(self, lesson: Lesson) -> Timings | None:
         """Fold one attempt in; what it told of tokens and times."""
@@ -114,13 +110,15 @@ class Learning:
         self._changed[row.profile_key] = None
         if self._log.is_debugging:
             self._log.debug(
-                "profile.learned", endpoint=report.routed.label or row.label, result=outcome.result.value
+                "profile.learned",
+                endpoint=report.routed.choice.label or row.label,
+                result=outcome.result.value,
             )
         return timings
 
     def loaded(self, endpoint: str, model: str, seconds: float) -> None:
         """An engine of this node was told to load a model, and did."""
-        fleet = self._fleet()
+        fleet = self._router.fleet
         row = fleet.row(f"{fleet.node_id}/{endpoint}", model)
         if row is None:
             return
@@ -133,7 +131,7 @@ class Learning:
     def claims(self, me: Id16) -> list[tuple[str, str, ProfileFacts]]:
         """What to publish of own engines: (endpoint, model, facts without positions)."""
         now = self._clock.boot_ms()
-        part = self._fleet().parts.get(me)
+        part = self._router.fleet.parts.get(me)
         rows = part.rows if part is not None else ()
         for gone in self.used.keys() - {(row.endpoint, row.model) for row in rows}:
             del self.used[gone]
@@ -179,16 +177,6 @@ class Learning:
         self._log.warning(event, file=FILE, cause=cause)
         self.fault = f"{FILE} cannot be read or written ({cause}): what is learned is lost at the next start"
 
-    def _concurrency(self, row: Row) -> float:
-        """Requests in the engine's batch beside this one, which has left the books already, and this one."""
-        ledger = self._fleet().live.ledger
-        if row.is_self:
-            busy = ledger.local.in_flight(row.endpoint) + row.foreign + 1
-        else:
-            owed = ledger.owed.get(row.key)
-            busy = row.in_flight + (owed.requests if owed is not None else 0)
-        return float(min(row.slots, max(1, busy)))
-
 
 def _timings_of(report: AttemptReport) -> Timings | None:
     marks = report.marks
@@ -204,7 +192,7 @@ def _outcome_of(
     streamed = marks is not None and marks.content_events is not None
     first_ms = marks.first_content_ms or marks.first_byte_ms if marks is not None else None
     until_first_ms = first_ms - marks.sent_ms if marks is not None and first_ms is not None else None
-    cold = not routed.resident
+    cold = not routed.choice.resident
     told = timings if timings is not None else _NOTHING
     prompt_ms = told.prompt_ms
     if cold and streamed and told.queue_ms is None:
@@ -226,8 +214,8 @@ def _outcome_of(
         gen_ms=told.gen_ms,
         total_ms=marks.last_byte_ms - marks.sent_ms if marks is not None and not cold else None,
         ttft_ms=until_first_ms if streamed and not cold and timings is not None else None,
-        wait_ms=routed.queue_ms,
-        net_ms=routed.net_ms,
+        wait_ms=1000.0 * routed.choice.est.wait,
+        net_ms=1000.0 * routed.choice.est.net,
         load_ms=load_ms,
     )
 
@@ -237,27 +225,23 @@ def _warm_ms(
 ) -> float:
     """What the time to the first byte of a cold answer would have been with the model loaded: as far as the engine
     told it, else by what is known of the row."""
-    routed = report.routed
+    choice = report.routed.choice
     if prompt_ms is None:
-        tokens = told.prompt_tokens if told.prompt_tokens is not None else routed.prompt_tokens
+        tokens = told.prompt_tokens if told.prompt_tokens is not None else choice.prompt_tokens
         prompt_ms = 1000.0 * tokens * row.prefill_s_per_token
-    warm_ms = routed.queue_ms + routed.net_ms + prompt_ms
+    warm_ms = 1000.0 * choice.est.wait + 1000.0 * choice.est.net + prompt_ms
     if streamed:
         return warm_ms
     if told.gen_ms is not None:
         return warm_ms + told.gen_ms
     return warm_ms + 1000.0 * row.token_s * (
-        told.gen_tokens if told.gen_tokens is not None else routed.output_tokens
+        told.gen_tokens if told.gen_tokens is not None else choice.output_tokens
     )
 
 
 def _result_of(report: AttemptReport, finish: FinishReason | None) -> Result:
-    outcome = report.outcome
-    if outcome.result is Ended.DONE:
-        return Result.OTHER if finish is FinishReason.ERROR else Result.OK
-    if outcome.result is Ended.CANCELLED:
-        return Result.CANCELLED
-    return Result.FAULT if outcome.fault and outcome.failure not in _CAPACITY else Result.OTHER
+    blame = blame_of(report.outcome)
+    return Result.OTHER if blame is Result.OK and finish is FinishReason.ERROR else blame
 
 
 def _file_key(key: ProfileKey) -> str:

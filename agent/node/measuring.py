@@ -4,12 +4,10 @@ held bytes."""
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.observe.metrics import Family, gauge_family
-from router_core.placement.fleet import Fleet
-from router_core.placement.hold import Hold
-from router_core.placement.ledger import Ledger
 from router_core.placement.request import RequestClass
 from router_core.placement.rows import Row
-from router_core.router.breaker import Breakers, BreakerState
+from router_core.router.breaker import BreakerState
+from router_core.router.router import Router
 
 _ENDPOINT = ("endpoint", "node", "name")
 """Nodes may share a name; the series of an endpoint is that of its node's id."""
@@ -22,24 +20,18 @@ class LiveFigures:
     def __init__(
         self,
         *,
-        fleet: Callable[[], Fleet],
-        ledger: Ledger,
-        breakers: Breakers,
-        hold: Hold,
+        router: Router,
         connections: Callable[[], Mapping[str, int]],
         held_bytes: Callable[[], int],
         now: Callable[[], int],
     ) -> None:
-        self._fleet = fleet
-        self._ledger = ledger
-        self._breakers = breakers
-        self._hold = hold
+        self._router = router
         self._connections = connections
         self._held_bytes = held_bytes
         self._now = now
 
     def collect(self) -> Iterable[Family]:
-        now, fleet = self._now(), self._fleet()
+        now, fleet = self._now(), self._router.fleet
         rows = {row.key: row for row in fleet.rows}
         yield gauge_family(
             "pairmesh_policy_info",
@@ -52,7 +44,7 @@ class LiveFigures:
             "Requests under way at this node's endpoints, whoever sent them.",
             _ENDPOINT,
             {
-                _labels(row): self._ledger.local.in_flight(row.endpoint)
+                _labels(row): self._router.ledger.local.in_flight(row.endpoint)
                 for row in rows.values()
                 if row.is_self
             },
@@ -61,13 +53,13 @@ class LiveFigures:
             "pairmesh_breaker_state",
             "0 closed, 1 open, 2 half open, by endpoint.",
             _ENDPOINT,
-            {_labels(row): _CODES[self._breakers.state(key, now)] for key, row in rows.items()},
+            {_labels(row): _CODES[self._router.breakers.state(key, now)] for key, row in rows.items()},
         )
         yield gauge_family(
             "pairmesh_queue_depth",
             "Requests that wait in the router for room.",
             ("class",),
-            {(each.value,): self._hold.depth(each) for each in RequestClass},
+            {(each.value,): self._router.queue.depth(each) for each in RequestClass},
         )
         yield gauge_family(
             "pairmesh_relay_connections",

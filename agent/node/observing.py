@@ -76,8 +76,8 @@ class Observing:
         lesson = self._learning.lesson_of(report) if report.is_work else None
         self._is_news = self._is_news or (lesson is not None and lesson.row.samples < NEWS_SAMPLES)
         if report.outcome.result is Result.DONE:
-            if report.routed.node is None and report.is_work:
-                self._engines.report_served(report.routed.endpoint, report.dialect)
+            if report.routed.choice.is_self and report.is_work:
+                self._engines.report_served(report.routed.choice.endpoint_name, report.dialect)
             self._waiting.append((report, lesson))
             return
         self.settle()
@@ -139,18 +139,18 @@ class Observing:
             )
 
     def _tell_watchers(self, report: AttemptReport) -> None:
-        outcome, routed = report.outcome, report.routed
-        if routed.node is not None:
+        outcome, choice = report.outcome, report.routed.choice
+        if not choice.is_self:
             if outcome.cause in _UNREACHED or outcome.cause is Cause.IDENTITY:
-                self._targets.unreached(routed.node, outcome.cause)
+                self._targets.unreached(choice.node_id, outcome.cause)
             return
         if outcome.cause in _UNREACHED:
             refused = outcome.cause is not Cause.CONNECT_TIMEOUT
-            self._engines.report_connect_failed(routed.endpoint, refused=refused)
+            self._engines.report_connect_failed(choice.endpoint_name, refused=refused)
         elif outcome.failure is FailureClass.AUTH:
-            self._engines.report_auth(routed.endpoint)
+            self._engines.report_auth(choice.endpoint_name)
         elif outcome.failure in _DENIED and report.is_work:
-            self._engines.report_denied(routed.endpoint, routed.served, report.dialect)
+            self._engines.report_denied(choice.endpoint_name, choice.model, report.dialect)
 
     def _close(self, line: AccessLine) -> None:
         self._placing.answered(line)

@@ -5,42 +5,37 @@ else of the one that held the request or turned it away, gets all attempts and t
 Nothing of a request's text is ever here: the relay hands over counts and sizes.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from agent.authority.asking import Authority
 from agent.effects.clock import Clock
-from agent.node.answers import hints_header, routed, session_word, turned
+from agent.node.answers import session_word, turned
 from agent.node.asking import request_of
-from agent.node.course import Course
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
-from agent.relay.voice import API_SIDE
+from agent.relay.voice import API_SIDE, hints_header
 from router_core.placement.advice import coarse
 from router_core.placement.decide import decide
-from router_core.placement.decision import Decision, HoldTerms
-from router_core.placement.decision_id import DecisionIds
-from router_core.placement.demand import Counted, Demand
-from router_core.placement.eligibility import targets_of, until_ms_of
+from router_core.placement.decision import Decision
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
-from router_core.placement.hold import after_wait, waiting_of
-from router_core.placement.ledger import Ledger
 from router_core.placement.reasons import HintOutcome, Reason
-from router_core.placement.record import Choice, DecisionRecord
-from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest, RequestClass
-from router_core.placement.sessions import Sessions, session_key
-from router_core.placement.survey import Survey, has_other, survey
+from router_core.placement.record import Attempt, Choice, DecisionRecord
+from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
+from router_core.placement.survey import Survey, survey
 from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Dialect
+from router_core.router.attempt_log import AttemptLog
+from router_core.router.outcome import Result
+from router_core.router.router import Placement, Router
 
-_ENDLESS_MS = 10**9
+_ERRORS: Final = 400
+_COMMITTED: Final = frozenset({Result.DONE, Result.BROKEN})
 
 
 class Keeping(Protocol):
@@ -49,87 +44,66 @@ class Keeping(Protocol):
     def put(self, record: DecisionRecord) -> None: ...
 
 
+class TimedDecider:
+    """Decides as shipped, and tells how many seconds the last decision took."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.took_s = 0.0
+        self._clock = clock
+
+    def __call__(
+        self,
+        request: PlacementRequest,
+        fleet: Fleet,
+        policy: PlacementPolicy,
+        now: int,
+        rng: Random,
+        *,
+        called: str | None = None,
+    ) -> Decision:
+        began_us = self._clock.boot_us()
+        decision = decide(request, fleet, policy, now, rng, called=called)
+        self.took_s = (self._clock.boot_us() - began_us) / 1e6
+        return decision
+
+
 class Placing:
     """Makes a ``Choosing`` per request; hears of attempts and endings. Satisfies the relay's ``Placer``."""
 
     def __init__(
         self,
+        router: Router,
         *,
-        fleet: Callable[[], Fleet],
-        ledger: Ledger,
-        sessions: Sessions,
-        session_secret: bytes,
-        rng: Random,
         clock: Clock,
         journal: Keeping,
         metrics: DecisionMetrics,
-        spilling: set[RequestClass],
-        demand: Demand,
         authority: Authority | None = None,
     ) -> None:
-        self.fleet = fleet
-        self.ledger = ledger
-        self.rng = rng
-        self.ids = DecisionIds(rng)
+        self.router = router
         self.clock = clock
         self.metrics = metrics
         self.authority = authority
-        self.demand = demand
-        self.spilling = spilling
-        """Classes whose requests leave the mesh where they may."""
-        self._sessions = sessions
-        self._secret = session_secret
+        self.timed = router.decider = TimedDecider(clock)
         self._journal = journal
         self.open: dict[str, Choosing] = {}
         """Requests under way, by the decision that tells of them."""
-        self.tickets = itertools.count(1)
-        """Numbers for those that wait."""
-        self._counted = Counted(fleet())
 
     @property
     def policy(self) -> PlacementPolicy:
-        """The policy in force: that of the fleet, so that rows and choice are always of one."""
-        return self.fleet().policy
+        """The policy in force."""
+        return self.router.policy
 
     def __call__(self, asked: Asked) -> "Choosing":
         """Read the hints once; the first decision comes when the relay asks for it."""
-        policy = self.fleet().policy
-        hints = parse_hints(asked.headers, asked.facts.hints, session_headers=policy.session_headers)
+        hints = parse_hints(asked.headers, asked.facts.hints, session_headers=self.policy.session_headers)
         if isinstance(hints, HintFault):
             return Choosing(self, asked, None, fault=hints)
         session, pin = self.session_of(hints, asked.accepted_ms)
-        request = request_of(asked, hints, session, pin)
-        targets = targets_of(request.hints.request_class, policy)
-        return Choosing(self, asked, request, until_ms=until_ms_of(request, targets))
+        return Choosing(self, asked, self.router.begin(request_of(asked, hints, session, pin)))
 
     def session_of(self, hints: Hints, now: int) -> tuple[bytes | None, Pin | None]:
         """The key of the session that a client names, and where it was last served."""
-        if hints.session is None:
-            return None, None
-        key = session_key(hints.session, self._secret)
-        return key, self._sessions.find(key, now)
-
-    def spilled(self, request_class: RequestClass, is_on: bool) -> None:
-        """Whether requests of this class leave the mesh from now on."""
-        if is_on:
-            self.spilling.add(request_class)
-        else:
-            self.spilling.discard(request_class)
-
-    def wanted(self, asked: str, decision: Decision, fleet: Fleet, now: int) -> None:
-        """Count a request as demand for the model it asks for, if anybody offers it, served or not."""
-        counted = self._counted
-        if counted.fleet is not fleet:
-            counted = self._counted = Counted(fleet)
-        choice = decision.chosen
-        key8 = counted.key_of(asked, choice)
-        if key8 is None:
-            return
-        if choice is not None:
-            work_s = choice.prefill_s + choice.decode_s
-        else:
-            work_s = decision.hold.seconds if decision.hold is not None else 0.0
-        self.demand.note(key8, work_s, now)
+        return (None, None) if hints.session is None else self.router.session(hints.session, now)
 
     def opened(self, decision_id: str, choosing: "Choosing", before: str | None) -> None:
         """Of a request now tells ``decision_id`` (after decision ``before``), whose record waits for the ending."""
@@ -140,8 +114,8 @@ class Placing:
     def attempted(self, report: AttemptReport, out_tokens: int | None) -> None:
         """Note one attempt of a request placed here; those of peers' routers are theirs to note."""
         choosing = self.open.get(report.routed.decision_id) if report.side == API_SIDE else None
-        if choosing is not None:
-            choosing.course.note(report, out_tokens)
+        if choosing is not None and choosing.placement is not None:
+            _note(choosing.placement.log, choosing.asked.accepted_ms, report, out_tokens)
 
     def is_followed(self, line: AccessLine) -> bool:
         """True if the next request may ask at once what became of this one: it was a turn of a session."""
@@ -153,94 +127,77 @@ class Placing:
         if line.side != API_SIDE or line.decision_id is None:
             return
         choosing = self.open.pop(line.decision_id, None)
-        if choosing is None:
+        placement = None if choosing is None else choosing.placement
+        if placement is None:
             return
-        assert choosing.decision is not None
-        record = choosing.course.ended(line, choosing.decision, choosing.choice)
+        assert placement.decision is not None
+        log = placement.log
+        record = log.ended(
+            placement.decision,
+            placement.choice,
+            status=line.status,
+            code=line.code,
+            total_ms=line.total_ms,
+            first_byte_ms=line.first_byte_ms,
+        )
         self.keep(record)
-        if (
-            choosing.request is not None
-            and choosing.request.session is not None
-            and choosing.course.committed
-        ):
-            self._pin(choosing, choosing.request.session)
+        if log.committed:
+            placement.served(log.out_tokens or 0, self.clock.boot_ms())
 
     def keep(self, record: DecisionRecord) -> None:
         """Journal a finished record."""
         self.metrics.ended(record)
         self._journal.put(record)
 
-    def _pin(self, choosing: "Choosing", session: bytes) -> None:
-        choice = choosing.choice
-        if choice is None:
-            return
-        tokens = choice.prompt_tokens + (choosing.course.out_tokens or 0)
-        at_ms = self.clock.boot_ms()
-        self._sessions.pin(
-            session, Pin(endpoint=choice.endpoint, model=choice.model, tokens=tokens, at_ms=at_ms)
-        )
-
 
 class Choosing:
-    """One request being placed. ``request`` is None if a narrowing hint could not be understood, which ``fault`` tells.
-    After ``until_ms`` (boot time) nothing is dispatched any more."""
+    """One request being placed. ``placement`` is None if a narrowing hint could not be understood, which ``fault``
+    tells."""
 
-    __slots__ = (
-        "_is_counted",
-        "_placing",
-        "_spare",
-        "_ticket",
-        "_told_by",
-        "asked",
-        "choice",
-        "course",
-        "decision",
-        "fault",
-        "request",
-        "until_ms",
-    )
+    __slots__ = ("_placing", "asked", "fault", "placement")
 
     def __init__(
         self,
         placing: Placing,
         asked: Asked,
-        request: PlacementRequest | None,
+        placement: Placement | None,
         *,
-        until_ms: int | None = None,
         fault: HintFault | None = None,
     ) -> None:
         self.asked = asked
-        self.request = request
+        self.placement = placement
         self.fault = fault
-        self.decision: Decision | None = None
-        self.choice: Choice | None = None
-        self.course = Course(asked.accepted_ms)
         self._placing = placing
-        self._is_counted = False
-        self._told_by: str | None = None
-        self._ticket: int | None = None
-        self._spare: tuple[int, Choice] | None = None
-        self.until_ms = until_ms
+
+    @property
+    def request(self) -> PlacementRequest | None:
+        """What is asked of placement."""
+        return None if self.placement is None else self.placement.request
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision that tells of the request."""
+        return None if self.placement is None else self.placement.decision
+
+    @property
+    def until_ms(self) -> int | None:
+        return None if self.placement is None else self.placement.until_ms
 
     def consult(self) -> Coroutine[None, None, None] | None:
         """Have the authority's answer before the first decision; once, whatever becomes of the request."""
-        placing, request = self._placing, self.request
+        placing, placement = self._placing, self.placement
         authority = placing.authority
-        if authority is None or request is None:
+        if authority is None or placement is None:
             return None
-        fleet, policy, now = placing.fleet(), placing.policy, placing.clock.boot_ms()
-        seen = survey(request, fleet, policy, now)
-        decision_id = placing.ids.new()
+        request, fleet, now = placement.request, placing.router.fleet, placing.clock.boot_ms()
+        seen = survey(request, fleet, fleet.policy, now)
+        decision_id = placing.router.new_id()
         counsel = authority.at_hand(request, seen, decision_id)
         if counsel is None:
-            return self._ask(authority, request, coarse(seen, request, fleet, policy, now), decision_id)
-        self.request = replace(request, advice=counsel)
+            visible = coarse(seen, request, fleet, fleet.policy, now)
+            return _ask(authority, placement, visible, decision_id)
+        placement.request = replace(request, advice=counsel)
         return None
-
-    async def _ask(
-        self, authority: Authority, request: PlacementRequest, seen: Survey, decision_id: str
-    ) -> None:
-        self.request = replace(request, advice=await authority.ask(request, seen, decision_id))
 
     def decide(
         self,
@@ -252,46 +209,35 @@ class Choosing:
         declined: frozenset[Endpoint] = frozenset(),
     ) -> Routed | Turned | Queued:
         """Choose on the newest view and reserve, in one step."""
-        placing = self._placing
-        request = self.request
-        if request is None:
+        placing, placement = self._placing, self.placement
+        if placement is None:
             return self._misunderstood()
-        if attempt > 1:
-            request = replace(request, attempt=attempt, tried=tried, refused=refused, declined=declined)
-        if (since_ms := self.course.held_since_ms) is not None:
-            waits = self.course.is_waiting
-            request = after_wait(request, placing.policy, now, since_ms=since_ms, waits=waits)
-        began_us = placing.clock.boot_us()
-        fleet = placing.fleet()
-        decision = decide(request, fleet, fleet.policy, now, placing.rng, called=placing.ids.new())
-        waits_on = decision.hold is not None and self.course.is_waiting
-        if not waits_on:
-            placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
-            if not self._is_counted:
-                self._is_counted = True
-                placing.wanted(request.model, decision, fleet, now)
-            self.course.note_wait(decision.hold, now)
-            self._keep(decision)
-        if decision.spill_on is not None:
-            placing.spilled(request.hints.request_class, decision.spill_on)
-        if decision.chosen is not None:
-            return self._reserve(decision, decision.chosen, fleet.policy, now)
-        refusal = turned(decision, self._told_by)
-        return refusal if decision.hold is None else self._queued(request, decision.hold, refusal)
+        before, waited = placement.decision, placement.log.is_waiting
+        decision = placement.decide(now, attempt=attempt, tried=tried, refused=refused, declined=declined)
+        if decision.hold is None or not waited:
+            placing.metrics.decided(decision, placing.timed.took_s)
+        if placement.decision is decision:
+            placing.opened(decision.id, self, None if before is None else before.id)
+        choice = decision.chosen
+        if choice is not None:
+            return self._routed(placement, attempt, decision, choice, now)
+        told_by = placement.decision
+        refusal = turned(decision, None if told_by is None else told_by.id)
+        if decision.hold is None:
+            return refusal
+        waiting = placement.waiting(decision)
+        return Queued(waiting=waiting, until_ms=decision.hold.until_ms, turned=refusal)
 
     @property
     def hedge(self) -> Hedge:
         """The policy's word, unless the answer leaves something behind where it is given."""
         keeps = self.asked.dialect is Dialect.RESPONSES
-        return Hedge.OFF if self.request is None or keeps else self._placing.policy.hedge
+        return Hedge.OFF if self.placement is None or keeps else self._placing.policy.hedge
 
     def has_other(self, *, tried: frozenset[Endpoint], refused: frozenset[Endpoint], now: int) -> bool:
         """Whether an endpoint that gives signs of life could take the request now, beside these. Reserves nothing."""
-        if self.request is None:
-            return False
-        request = replace(self.request, attempt=2, tried=tried, refused=refused)
-        fleet = self._placing.fleet()
-        return has_other(request, fleet, fleet.policy, now)
+        placement = self.placement
+        return placement is not None and placement.has_other(now, tried=tried, refused=refused)
 
     def spare(
         self,
@@ -302,21 +248,25 @@ class Choosing:
         refused: frozenset[Endpoint],
         now: int,
     ) -> Routed | None:
-        """A second attempt goes to a warm endpoint of the mesh with a free place, and nowhere while the first one waits for
-        its model to be loaded: that would load it twice. The record stays that of the first one's decision."""
-        placing, request, told_by = self._placing, self.request, self._told_by
-        fleet = placing.fleet()
-        row = fleet.row(beside.at, beside.served)
-        if request is None or told_by is None or (row is not None and not row.resident):
+        """A second attempt, for which the record stays that of the first one's decision."""
+        placement = self.placement
+        if placement is None:
             return None
-        request = replace(request, attempt=attempt, tried=tried, refused=refused, spare=True)
-        decision = decide(request, fleet, fleet.policy, now, placing.rng, called=told_by)
-        choice = decision.chosen
-        if choice is None:
+        decision = placement.spare(now, beside=beside.choice, attempt=attempt, tried=tried, refused=refused)
+        if decision is None or decision.chosen is None:
             return None
-        there = self._reserve(decision, choice, fleet.policy, now)
-        self._spare = there.seq, choice
-        return there
+        return self._routed(placement, attempt, decision, decision.chosen, now)
+
+    def held_ms(self, now: int) -> int | None:
+        return None if self.placement is None else self.placement.held_ms(now)
+
+    def first_token(self, attempt: int) -> None:
+        if self.placement is not None:
+            self.placement.first_token(attempt)
+
+    def end(self, attempt: int) -> None:
+        if self.placement is not None:
+            self.placement.end(attempt)
 
     def _misunderstood(self) -> Turned:
         """Refuse a request with a malformed hint."""
@@ -332,41 +282,47 @@ class Choosing:
             words=f"{self.fault.where}: {self.fault.detail}",
         )
 
-    def held_ms(self, now: int) -> int | None:
-        return self.course.waited_ms(now)
-
-    def first_token(self, seq: int) -> None:
-        self._placing.ledger.first_token(seq)
-        if self._spare is not None and self._spare[0] == seq:
-            self.choice = self._spare[1]
-
-    def finish(self, seq: int) -> None:
-        self._placing.ledger.end(seq)
-
-    def fail(self, seq: int) -> None:
-        self._placing.ledger.end(seq)
-
-    def _keep(self, decision: Decision) -> None:
-        """``decision`` tells of the request from now on, unless it chose nobody after another one did."""
-        if decision.chosen is None and self.choice is not None:
-            return
-        self.decision, self.choice = decision, decision.chosen
-        self._placing.opened(decision.id, self, self._told_by)
-        self._told_by = decision.id
-
-    def _queued(self, request: PlacementRequest, hold: HoldTerms, refusal: Turned) -> Queued:
-        if self._ticket is None:
-            self._ticket = next(self._placing.tickets)
-        return Queued(waiting=waiting_of(request, hold, self._ticket), until_ms=hold.until_ms, turned=refusal)
-
-    def _reserve(self, decision: Decision, choice: Choice, policy: PlacementPolicy, now: int) -> Routed:
-        placing, until = self._placing, self.until_ms
-        return routed(
-            decision,
+    def _routed(
+        self, placement: Placement, attempt: int, decision: Decision, choice: Choice, now: int
+    ) -> Routed:
+        request, router = placement.request, self._placing.router
+        return Routed(
+            attempt,
+            decision.id,
             choice,
-            placing.ledger.reserve(choice, now, math.ceil(1000.0 * choice.est.net)),
-            inst=placing.ledger.inst,
-            left_ms=max(0, until - now) if until is not None else _ENDLESS_MS,
-            held_ms=self.course.held_ms,
-            session=session_word(self.request, choice, policy),
+            placement.reservation(attempt),
+            router.ledger.inst,
+            request.hints.request_class.value,
+            max(0, placement.until_ms - now),
+            decision=decision,
+            held_ms=placement.log.held_ms,
+            session=session_word(request, choice, router.policy),
         )
+
+
+async def _ask(authority: Authority, placement: Placement, seen: Survey, decision_id: str) -> None:
+    request = placement.request
+    placement.request = replace(request, advice=await authority.ask(request, seen, decision_id))
+
+
+def _note(log: AttemptLog, arrived_ms: int, report: AttemptReport, out_tokens: int | None) -> None:
+    """Keep in ``log`` how one attempt went."""
+    marks, outcome = report.marks, report.outcome
+    first = marks.first_byte_ms if marks is not None else None
+    streamed = marks.content_events if marks is not None else None
+    attempt = Attempt(
+        row=report.routed.choice.label,
+        start_ms=round(report.dispatched_ms - arrived_ms),
+        connect_ms=round(report.connected_ms - arrived_ms) if report.connected_ms is not None else None,
+        first_byte_ms=round(first - arrived_ms) if first is not None else None,
+        result=outcome.cause.value if outcome.cause is not None else outcome.result.value,
+        refused=outcome.refusal,
+    )
+    log.note(
+        attempt,
+        committed=outcome.result in _COMMITTED
+        or (first is not None and outcome.status is not None and outcome.status < _ERRORS),
+        dispatched_ms=report.dispatched_ms,
+        first_token_ms=marks.first_content_ms if marks is not None else None,
+        out_tokens=out_tokens if out_tokens is not None else streamed,
+    )

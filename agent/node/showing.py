@@ -7,16 +7,20 @@ from agent.relay.ports import Asked, Choosing, Placer, Routed, Turned
 from router_core.ids import Id16
 from router_core.placement.fleet import Fleet
 from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.ledger import Reservation
 from router_core.placement.names import nearest
 from router_core.placement.owner import choose_owner
 from router_core.placement.reasons import Reason
+from router_core.placement.record import Choice, Estimate
 from router_core.placement.request import Endpoint, PlacementRequest
+from router_core.placement.rows import Row
 from router_core.policy.exchange import Hedge
 
 ANSWER_MS = 15_000
 """How long a question may take, all attempts together."""
 
 _NO_TIME = 1
+_NOTHING = Reservation(seq=0, route_seq=0)
 _ID_BITS = 80
 
 
@@ -86,26 +90,13 @@ class Question:
             return _turned(row, near)
         left_ms = max(_NO_TIME, asked.accepted_ms + ANSWER_MS - now)
         return Routed(
+            attempt=attempt,
             decision_id=self._id,
-            at=row.key,
-            node=None if row.is_self else row.node_id,
-            label=row.label,
-            endpoint=row.endpoint,
-            served=row.model,
-            reason=Reason.NATIVE.value,
-            seq=0,
+            choice=_choice_of(row, left_ms / 3000),
+            reservation=_NOTHING,
             inst=fleet.live.ledger.inst,
-            route_seq=0,
-            prompt_tokens=0,
-            output_tokens=0,
             request_class=self._hints.request_class.value,
-            ahead=None,
             left_ms=left_ms,
-            resident=row.resident,
-            ttft_ms=left_ms / 3,
-            load_ms=0.0,
-            ect_ms=left_ms / 3,
-            service_ms=0.0,
         )
 
     @property
@@ -131,13 +122,10 @@ class Question:
     def held_ms(self, now: int) -> None:
         """Questions never wait."""
 
-    def first_token(self, seq: int) -> None:
+    def first_token(self, attempt: int) -> None:
         """Nothing was reserved."""
 
-    def finish(self, seq: int) -> None:
-        """Nothing was reserved."""
-
-    def fail(self, seq: int) -> None:
+    def end(self, attempt: int) -> None:
         """Nothing was reserved."""
 
 
@@ -148,3 +136,26 @@ def placer_of(work: Placer, questions: Placer) -> Placer:
 
 def _turned(reason: Reason, near: tuple[str, ...] = ()) -> Turned:
     return Turned(decision_id=None, status=reason.status, code=reason.value, nearest=near)
+
+
+def _choice_of(row: Row, usual_s: float) -> Choice:
+    """``row``, without any work; ``usual_s`` is how long an answer may be expected to take."""
+    return Choice(
+        endpoint=row.key,
+        node=row.node,
+        node_id=row.node_id,
+        node_name=row.node_name,
+        label=row.label,
+        endpoint_name=row.endpoint,
+        engine=row.engine,
+        model=row.model,
+        is_self=row.is_self,
+        resident=row.resident,
+        prompt_tokens=0,
+        output_tokens=0,
+        ahead=None,
+        prefill_s=0.0,
+        decode_s=0.0,
+        need_bytes=0,
+        est=Estimate(wait=0.0, load=0.0, prefill=0.0, net=0.0, tpot=0.0, ttft=usual_s, ect=usual_s, sd=0.0),
+    )

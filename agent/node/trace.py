@@ -94,41 +94,42 @@ class TracedPlacer:
     def __call__(self, asked: Asked) -> Choosing:
         return _TracedChoosing(self._place(asked), self)
 
-    def placed(self, routed: Routed, attempt: int) -> None:
+    def placed(self, routed: Routed) -> None:
         """One dispatch is about to start."""
-        view = self._view()
-        id16 = view.me if routed.node is None else id16_of(id32_of(routed.node))
+        view, choice = self._view(), routed.choice
+        id16 = view.me if choice.is_self else id16_of(id32_of(choice.node_id))
         node, member = view.nodes.get(id16), self._members().get(id16)
         listed = (
             node is not None
             and node.static is not None
             and any(
-                model.name == routed.served and node.static.engines[model.engine].name == routed.endpoint
+                model.name == choice.model and node.static.engines[model.engine].name == choice.endpoint_name
                 for model in node.static.models
             )
         )
         self._trace.write(
             "placed",
             decision=routed.decision_id,
-            attempt=attempt,
-            seq=routed.seq,
+            attempt=routed.attempt,
+            seq=routed.reservation.seq,
             target=id16.hex(),
-            own=routed.node is None,
+            own=choice.is_self,
             member=member is not None,
             serves=member is not None and bool(member.roles & Role.NODE),
             lists=listed,
             state=node.liveness.value if node is not None else None,
         )
 
-    def ended(self, how: str, seq: int) -> None:
+    def ended(self, seq: int) -> None:
         """A reservation ended."""
-        self._trace.write("reserved_end", how=how, seq=seq)
+        self._trace.write("reserved_end", seq=seq)
 
 
 class _TracedChoosing:
     def __init__(self, inner: Choosing, owner: TracedPlacer) -> None:
         self._inner = inner
         self._owner = owner
+        self._seqs: dict[int, int] = {}
 
     @property
     def until_ms(self) -> int | None:
@@ -148,7 +149,7 @@ class _TracedChoosing:
     ) -> Routed | Turned | Queued:
         told = self._inner.decide(attempt=attempt, tried=tried, refused=refused, now=now, declined=declined)
         if isinstance(told, Routed):
-            self._owner.placed(told, attempt)
+            self._placed(told)
         return told
 
     @property
@@ -169,22 +170,22 @@ class _TracedChoosing:
     ) -> Routed | None:
         told = self._inner.spare(beside=beside, attempt=attempt, tried=tried, refused=refused, now=now)
         if told is not None:
-            self._owner.placed(told, attempt)
+            self._placed(told)
         return told
 
     def held_ms(self, now: int) -> int | None:
         return self._inner.held_ms(now)
 
-    def first_token(self, seq: int) -> None:
-        self._inner.first_token(seq)
+    def first_token(self, attempt: int) -> None:
+        self._inner.first_token(attempt)
 
-    def finish(self, seq: int) -> None:
-        self._inner.finish(seq)
-        self._owner.ended("finish", seq)
+    def end(self, attempt: int) -> None:
+        self._inner.end(attempt)
+        self._owner.ended(self._seqs.pop(attempt, 0))
 
-    def fail(self, seq: int) -> None:
-        self._inner.fail(seq)
-        self._owner.ended("fail", seq)
+    def _placed(self, routed: Routed) -> None:
+        self._seqs[routed.attempt] = routed.reservation.seq
+        self._owner.placed(routed)
 
 
 class TracedObserver:
@@ -200,8 +201,8 @@ class TracedObserver:
             "attempt",
             side=report.side,
             decision=routed.decision_id,
-            seq=routed.seq,
-            endpoint=routed.endpoint,
+            seq=routed.reservation.seq,
+            endpoint=routed.choice.endpoint_name,
             result=outcome.result.value,
             cause=outcome.cause.value if outcome.cause is not None else None,
             first_byte=marks is not None and marks.first_byte_ms is not None,

@@ -3,45 +3,37 @@
 The only writer of the board. The fleet (rows ready to be scored) is rebuilt with each view, never per request.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from agent.board import Board
 from agent.effects.clock import Clock
-from router_core.ids import Id16, MeshId, NodeId
-from router_core.placement.fleet import Live, fold_fleet
+from router_core.ids import Id16, MeshId
 from router_core.policy.placement import PlacementPolicy
-from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import Static, Volatile
+from router_core.router.router import Router
 from router_core.view.fold import fold
 
 
 class Viewing:
-    """Folds and publishes. ``fleet`` is of the board's current view; ``reborn`` hears of every node that answers in a
-    new process life, or can be reached again. ``unreachable`` are the nodes that take no requests from here."""
+    """Folds and publishes, for the board and for the router. ``unreachable`` are the nodes that take no requests from
+    here."""
 
     def __init__(
         self,
         board: Board,
         *,
         own: Member,
-        profiles: Profiles,
-        policy: PlacementPolicy,
-        live: Live,
-        reborn: Callable[[NodeId], None],
+        router: Router,
         clock: Clock,
     ) -> None:
         self._board = board
         self._own = own
         self._members: dict[Id16, Member] = {own.id16: own}
-        self._profiles = profiles
-        self._policy = policy
-        self._live = live
-        self._reborn = reborn
+        self._router = router
         self._clock = clock
         self._said = 0
         self.unreachable: Collection[Id16] = frozenset()
-        self.fleet = fold_fleet(None, board.current, profiles, policy, live, clock.boot_ms())
 
     @property
     def members(self) -> Mapping[Id16, Member]:
@@ -56,7 +48,7 @@ class Viewing:
         for change in changes:
             node, old = self._board.current.nodes.get(change.origin), before.get(change.origin)
             if node is not None and change.confirmed and (old is None or old.epoch < node.epoch):
-                self._reborn(node.node_id)
+                self._router.reborn(node.node_id)
 
     def said(self, static: Static, volatile: Volatile, due_ms: int) -> None:
         """This node's own newest statement; it is true here before anybody else hears it."""
@@ -78,7 +70,7 @@ class Viewing:
 
     def adopt(self, policy: PlacementPolicy) -> None:
         """Another policy is in force: from the next fleet on, which is made now."""
-        self._policy = policy
+        self._router.adopt(policy)
         self._publish(())
 
     def learned(self) -> None:
@@ -93,7 +85,7 @@ class Viewing:
         self._publish(())
         for id16 in before:
             if id16 not in unreachable and (node := self._board.current.nodes.get(id16)) is not None:
-                self._reborn(node.node_id)
+                self._router.reborn(node.node_id)
 
     def members_changed(self, members: Mapping[Id16, Member], _mesh_id: MeshId) -> None:
         """The roster changed: nodes that left it are gone from the view at once."""
@@ -103,5 +95,5 @@ class Viewing:
     def _publish(self, changes: Iterable[ViewChange], *, news: bool = False) -> None:
         now = self._clock.boot_ms()
         view = fold(self._board.current, changes, self._members, now, self.unreachable)
-        self.fleet = fold_fleet(self.fleet, view, self._profiles, self._policy, self._live, now, news=news)
+        self._router.see(view, now, news=news)
         self._board.publish(view)

@@ -21,14 +21,13 @@ from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from agent.relay.route import route_of
 from agent.relay.upstream import AnswerHead, UpstreamConnection
 from agent.relay.vital import Vital, Watch
-from agent.relay.wiring import Voice, Wiring, tell_breakers
+from agent.relay.wiring import Voice, Wiring
 from router_core.exchange import events as ev
 from router_core.exchange.machine import ENDED, Exchange, State
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
-from router_core.router.failure import Cause, FailureClass, is_overloaded
-from router_core.router.outcome import SERVED
+from router_core.router.failure import Cause, FailureClass
 from router_core.router.patience import silence_limit_ms
 
 LOOK_EVERY_MS = 500.0
@@ -51,12 +50,10 @@ class Leg(Attempt):
         "watch",
     )
 
-    def __init__(
-        self, courier: "Courier", number: int, routed: Routed, place: Place | None, dispatched_ms: float
-    ) -> None:
-        super().__init__(peer=routed.node is not None, dispatched_ms=dispatched_ms)
+    def __init__(self, courier: "Courier", routed: Routed, place: Place | None, dispatched_ms: float) -> None:
+        super().__init__(peer=not routed.choice.is_self, dispatched_ms=dispatched_ms)
         self.courier = courier
-        self.number = number
+        self.number = routed.attempt
         self.routed = routed
         self.place = place
         self.upstream: UpstreamConnection | None = None
@@ -254,7 +251,7 @@ class Courier:
     def cut_off(self, at: Endpoint) -> None:
         """The endpoint is given up: if this request is there, it goes elsewhere, or its client is told the truth."""
         for leg in tuple(self._legs):
-            if leg.routed.at == at:
+            if leg.routed.choice.endpoint == at:
                 self._give_up(leg)
 
     def _give_up(self, leg: Leg) -> None:
@@ -264,7 +261,9 @@ class Courier:
     def sent_to(self, at: Endpoint) -> Iterator[Attempt]:
         """Attempts of work at this endpoint whose requests were sent."""
         if self._asked.is_work:
-            yield from [leg for leg in self._legs if leg.routed.at == at and leg.sent_ms is not None]
+            yield from [
+                leg for leg in self._legs if leg.routed.choice.endpoint == at and leg.sent_ms is not None
+            ]
 
     def silent_at(self, now: int) -> Endpoint | None:
         """The endpoint, if it keeps the client waiting in mid-answer for longer than is to be expected."""
@@ -272,14 +271,15 @@ class Courier:
         if leg is None or flowing_ms is None or self._answer.first_byte_ms is None:
             return None
         last_ms = max(flowing_ms, leg.last_byte_ms or 0.0)
-        return leg.routed.at if now - last_ms > silence_limit_ms(leg.routed.gap_ms) else None
+        routed = leg.routed
+        return routed.choice.endpoint if now - last_ms > silence_limit_ms(routed.gap_ms) else None
 
     def review(self) -> None:
         """The view may have changed: look at what is known of the peers and engines this request depends on."""
         for leg in tuple(self._legs):
-            node = leg.routed.node
-            if node is not None:
-                liveness = self._w.targets.liveness(node)
+            choice = leg.routed.choice
+            if not choice.is_self:
+                liveness = self._w.targets.liveness(choice.node_id)
                 if liveness in _LOST_PEERS:
                     self._give_up(leg)
                     continue
@@ -292,13 +292,13 @@ class Courier:
     def _look(self, leg: Leg) -> None:
         """Whether there is still a sign of life where an attempt waits for its first byte. Without one it moves, if another
         endpoint can take the request; else it waits on, for silence is no proof."""
-        at, cause = leg.routed.at, Cause.SUSPECT
+        choice, cause = leg.routed.choice, Cause.SUSPECT
         if not leg.suspect:
             asked_ms = leg.body_ms if leg.peer else leg.sent_ms
             counted = self._asked.is_work and leg.peer
-            picture = self._w.targets.picture(at)
+            picture = self._w.targets.picture(choice.endpoint)
             watch = leg.watch = leg.watch or Watch()
-            vital = watch.look(picture, leg.routed.endpoint, asked_ms if counted else None)
+            vital = watch.look(picture, choice.endpoint_name, asked_ms if counted else None)
             if vital is Vital.ALIVE or leg.sent_ms is None:
                 return
             if vital is Vital.DOUBTFUL:
@@ -308,13 +308,13 @@ class Courier:
         if self.tick() < leg.look_ms:
             return
         leg.look_ms = self._now + LOOK_EVERY_MS
-        tried = frozenset([*self._machine.tried, *[each.routed.at for each in self._legs]])
+        tried = frozenset([*self._machine.tried, *[each.routed.choice.endpoint for each in self._legs]])
         if len(self._legs) == 1 and not self._choosing.has_other(
             tried=tried, refused=self._machine.refused, now=int(self._now)
         ):
             return
         if cause is Cause.SILENT:
-            self._w.lateness.overdue(at, leg, self._now)
+            self._w.router.overdue(choice.endpoint, leg, self._now)
         self.hear(ev.NoSignOfLife(attempt=leg.number, cause=cause))
 
     # --- what an upstream does -------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Courier:
             self._stepping = False
         if self._ticket is not None and machine.state is not State.HELD:
             ticket, self._ticket = self._ticket, None
-            self._w.holding.leave(ticket, now)
+            self._w.router.queue.leave(ticket, now)
         if machine.state in ENDED:
             self._close()
             return
@@ -433,7 +433,7 @@ class Courier:
         self._turned = queued.turned
         if self._ticket is None:
             self._ticket = queued.waiting.ticket
-            self._w.holding.join(queued.waiting, self._woken, int(self._now))
+            self._w.router.queue.join(queued.waiting, self._woken, int(self._now))
         self.step(ev.Queued(until_ms=queued.until_ms, turned=_turned_away(queued.turned)))
 
     def _woken(self) -> None:
@@ -443,20 +443,21 @@ class Courier:
         leg = self._leg(action.attempt)
         leg.overdue = True
         if self._asked.is_work and not self._admitted:
-            self._w.lateness.overdue(action.endpoint, leg, self._now)
+            self._w.router.overdue(action.endpoint, leg, self._now)
 
     def _blame(self, action: ev.BlameEndpoint) -> None:
-        self._w.breakers.failed(action.endpoint, int(self._now))
+        self._w.router.blame(action.endpoint, int(self._now))
 
-    def _dial(self, action: ev.Dial) -> None:
+    def _dial(self, _action: ev.Dial) -> None:
         assert self._chosen is not None
         routed, place = self._chosen
         now = self._now
-        leg = self._last = Leg(self, action.attempt, routed, place, now)
+        choice = routed.choice
+        leg = self._last = Leg(self, routed, place, now)
         self._legs.append(leg)
-        self._w.breakers.dispatched(routed.at, int(now))
-        if not self._admitted and self._asked.is_work:
-            self._w.dispatch.note(routed.service_ms / 1000, int(now))
+        placed_here = not self._admitted and self._asked.is_work
+        work_s = choice.prefill_s + choice.decode_s if placed_here else None
+        self._w.router.dispatched(choice.endpoint, int(now), work_s)
         if place is None:
             self.step(ev.Lost(attempt=leg.number, cause=Cause.GONE))
             return
@@ -503,23 +504,24 @@ class Courier:
 
     def _send_on(self, leg: Leg) -> None:
         routed, upstream = leg.routed, leg.upstream
+        choice = routed.choice
         assert upstream is not None
         leg.sent_ms = self._now
         if self._asked.is_work:
-            self._w.lateness.sent(routed.at, leg)
+            self._w.router.sent(choice.endpoint, leg)
         rng = self._w.rng
-        if routed.node is not None:
-            leg.body = self._parcel.as_model(routed.served)
-            route = route_of(routed, leg.number)
+        if not choice.is_self:
+            leg.body = self._parcel.as_model(choice.model)
+            route = route_of(routed)
             length = len(leg.body)
             upstream.send_head(peer_request(self._request, self._asked, routed, route, length, rng))
             return
         engine = None if leg.place is None else leg.place.engine
         assert engine is not None
-        body = self._parcel.as_model(engine.upstream_name(routed.served))
+        body = self._parcel.as_model(engine.upstream_name(choice.model))
         head = engine_request(self._request, self._asked, engine, leg.number, len(body), rng)
         upstream.send(head, body)
-        leg.wait(self._w.first_bytes, routed.endpoint, routed.served)
+        leg.wait(self._w.first_bytes, choice.endpoint_name, choice.model)
 
     def _send_body(self, action: ev.SendBody) -> None:
         leg = self._leg(action.attempt)
@@ -530,8 +532,8 @@ class Courier:
     def _commit(self, action: ev.Commit) -> None:
         leg = self._last = self._leg(action.attempt)
         self._flowing_ms = self._now
-        self._w.lateness.heard(leg.routed.at)
-        self._choosing.first_token(leg.routed.seq)
+        self._w.router.heard(leg.routed.choice.endpoint)
+        self._choosing.first_token(leg.number)
         self._answer.begin(leg, leg.routed, self._machine.attempt, self._now)
         if leg.upstream is not None:
             self.client.flush()
@@ -560,26 +562,23 @@ class Courier:
         outcome, now = action.outcome, int(self._now)
         self._answer.cause = outcome.cause
         leg = self._leg(outcome.attempt)
-        routed = leg.routed
         self._legs.remove(leg)
         if self._legs and self._last is leg:
             self._last = self._legs[-1]
         if leg.waiting is not None:
             leg.waited()
-        lateness = self._w.lateness
-        lateness.ended(routed.at, leg, self._now)
-        if outcome.result in SERVED:
-            self._choosing.finish(routed.seq)
-        else:
-            self._choosing.fail(routed.seq)
-        status, failure = outcome.status, outcome.failure
-        if status is not None and failure is not None and is_overloaded(status, failure):
-            lateness.full(routed.at, self._now, _told_ms(leg))
-        asked = self._asked
+        asked, router = self._asked, self._w.router
         request = asked.caller, self._request.head.path, asked.body_bytes
-        tell_breakers(self._w.breakers, lateness, outcome, request, now)
-        self._w.observer.attempted(attempt_report(self._voice.side, asked, routed, outcome, leg))
-        self._w.holding.news(now)
+        router.ended(
+            outcome,
+            leg,
+            self._now,
+            request=request,
+            full_ms=None if outcome.failure is None else _told_ms(leg),
+        )
+        self._choosing.end(leg.number)
+        self._w.observer.attempted(attempt_report(self._voice.side, asked, leg.routed, outcome, leg))
+        router.queue.news(now)
 
     # --- the end ---------------------------------------------------------------------------------------------
 

@@ -28,13 +28,18 @@ from agent.relay.route import encode_state, parse_route
 from agent.relay.wiring import Wiring
 from router_core import limits
 from router_core.exchange.events import Reply
-from router_core.ids import id8_of
+from router_core.ids import Id16, NodeId, NodeName, id8_of
+from router_core.placement.ledger import Reservation
 from router_core.placement.local import LocalWork
+from router_core.placement.record import Choice, Estimate
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Member
 from router_core.record.state import Dialect
 from router_core.router.failure import Cause
+
+_UNTOLD = Id16(b"")
+"""A peer's request names an endpoint of this node and not the node."""
 
 
 class Call:
@@ -103,26 +108,13 @@ class OneTarget:
         if tried or refused:
             return Turned(decision_id=route.decision_id, status=502, code="upstream_unreachable")
         return Routed(
+            attempt=attempt,
             decision_id=route.decision_id,
-            at=self._at,
-            node=None,
-            label="",
-            endpoint=route.endpoint,
-            served=self._call.model,
-            reason="",
-            seq=0,
+            choice=_choice_of(route, self._at, self._call.model, usual_ms / 1000.0),
+            reservation=Reservation(seq=0, route_seq=route.seq),
             inst=route.inst,
-            route_seq=route.seq,
-            prompt_tokens=route.prompt_tokens,
-            output_tokens=route.output_tokens,
             request_class=route.request_class,
-            ahead=None,
             left_ms=route.left_ms,
-            resident=route.resident,
-            ttft_ms=usual_ms,
-            load_ms=0.0,
-            ect_ms=usual_ms,
-            service_ms=self._call.service_ms,
         )
 
     @property
@@ -148,13 +140,10 @@ class OneTarget:
     def held_ms(self, now: int) -> None:
         """What waits, waits at its router."""
 
-    def first_token(self, seq: int) -> None:
+    def first_token(self, attempt: int) -> None:
         """The work of a peer's request is not split into prompt and answer."""
 
-    def finish(self, seq: int) -> None:
-        self._call.end()
-
-    def fail(self, seq: int) -> None:
+    def end(self, attempt: int) -> None:
         self._call.end()
 
 
@@ -341,6 +330,31 @@ class IngressVoice:
 
     def lines(self, asked: Asked, routed: Routed, attempts: int, status: int) -> bytes:
         return lines_of([(b"x-request-id", asked.request_id.encode("ascii")), *self._states.headers()])
+
+
+def _choice_of(route: RouteHeader, at: Endpoint, model: str, usual_s: float) -> Choice:
+    """What a peer's router chose of this node, as far as it tells: the endpoint and the sizes. ``usual_s`` is how long an
+    answer may be expected to take."""
+    est = Estimate(wait=0.0, load=0.0, prefill=0.0, net=0.0, tpot=0.0, ttft=usual_s, ect=usual_s, sd=0.0)
+    return Choice(
+        endpoint=at,
+        node=_UNTOLD,
+        node_id=NodeId(at.partition("/")[0]),
+        node_name=NodeName(""),
+        label="",
+        endpoint_name=route.endpoint,
+        engine="",
+        model=model,
+        is_self=True,
+        resident=route.resident,
+        prompt_tokens=route.prompt_tokens,
+        output_tokens=route.output_tokens,
+        ahead=None,
+        prefill_s=0.0,
+        decode_s=0.0,
+        need_bytes=0,
+        est=est,
+    )
 
 
 def _told(status: int, code: str, name: bytes, state: Headers | None = None, *, keep: bool = False) -> Answer:

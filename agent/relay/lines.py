@@ -54,7 +54,7 @@ def line_of_exchange(
         code=code,
         request_id=asked.request_id,
         decision_id=decided,
-        peer=None if routed is None else routed.node,
+        peer=None if routed is None or routed.choice.is_self else routed.choice.node_id,
         bytes_in=asked.body_bytes,
         bytes_out=bytes_out,
         attempts=attempts,

@@ -46,16 +46,19 @@ class Places:
 
     def of(self, routed: Routed) -> Place | None:
         """The engine or the peer's ingress that ``routed`` names; None if it is not there any more."""
-        node = routed.node
-        found = self._targets.local(routed.endpoint) if node is None else self._targets.peer(node)
+        choice = routed.choice
+        if choice.is_self:
+            found: LocalEndpoint | PeerRoute | None = self._targets.local(choice.endpoint_name)
+        else:
+            found = self._targets.peer(choice.node_id)
         if found is None:
             return None
-        known = self._known.get(routed.at)
+        known = self._known.get(choice.endpoint)
         if known is None or known[0] is not found:
             if len(self._known) >= _KNOWN_MOST:
                 self._known.clear()
             place = place_of_peer(found) if isinstance(found, PeerRoute) else _of_engine(found)
-            known = self._known[routed.at] = found, place
+            known = self._known[choice.endpoint] = found, place
         return known[1]
 
 
@@ -101,20 +104,22 @@ def attempt_target(
 
     The limits of an endpoint are kept where it is: at a peer's, by the peer.
     """
+    choice = routed.choice
+    est = choice.est
     return events.Target(
-        endpoint=routed.at,
-        peer=routed.node is not None,
+        endpoint=choice.endpoint,
+        peer=not choice.is_self,
         connect_ms=policy.connect_ms if engine is None else engine.connect_ms,
         first_byte_ms=0 if engine is None else engine.first_byte_ms,
         idle_ms=0 if engine is None else engine.idle_ms,
         overdue_ms=overdue_ms(
-            ttft_ms=routed.ttft_ms,
-            load_ms=routed.load_ms,
-            ect_ms=routed.ect_ms,
+            ttft_ms=1000.0 * est.ttft,
+            load_ms=1000.0 * est.load,
+            ect_ms=1000.0 * est.ect,
             stream=facts.stream,
             floor_ms=policy.overdue_floor_ms,
         ),
-        patient=routed.ahead is None,
+        patient=choice.ahead is None,
     )
 
 
@@ -144,16 +149,15 @@ def peer_request(
     request: Request, asked: Asked, routed: Routed, route: RouteHeader, length: int, rng: Random
 ) -> bytes:
     """The head that goes to a peer's ingress."""
-    assert routed.node is not None
     return peer_head(
         path=request.head.path,
-        node=routed.node,
+        node=routed.choice.node_id,
         length=length,
         request_id=asked.request_id,
         passed=passed_up(request.head.headers, rng),
         route=format_route(route),
         ahead=format_ahead(route),
-        model=routed.served,
+        model=routed.choice.model,
     )
 
 
@@ -162,10 +166,11 @@ def classify(targets: Targets, routed: Routed | None, attempt: Attempt) -> Failu
     if routed is None:
         return FailureClass.OTHER
     prefix = b"".join(attempt.held)[:_CLASSIFIED]
-    if routed.node is not None:
-        told = targets.peer_classify(routed.node, routed.endpoint, attempt.status, prefix)
+    choice = routed.choice
+    if not choice.is_self:
+        told = targets.peer_classify(choice.node_id, choice.endpoint_name, attempt.status, prefix)
     else:
-        endpoint = targets.local(routed.endpoint)
+        endpoint = targets.local(choice.endpoint_name)
         if endpoint is None:
             return FailureClass.OTHER
         told = endpoint.classify(attempt.status, prefix)

@@ -15,7 +15,10 @@ from msgspec import Struct
 from agent.engines.contract import ResponseMarks
 from agent.relay.dialects.facts import Facts
 from router_core.ids import NodeId
+from router_core.placement.decision import Decision
 from router_core.placement.hold import Waiting
+from router_core.placement.ledger import Reservation
+from router_core.placement.record import Choice
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import Hedge
 from router_core.record.membership import Liveness, Member
@@ -46,49 +49,36 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Routed(Struct, frozen=True, gc=False):
-    """An endpoint was chosen and its work reserved under ``seq``.
+    """Where an attempt of this number goes: the ``choice``, and the ``decision`` that made it, None if it was made
+    elsewhere or none was needed.
 
-    ``at`` is how ``tried`` and ``refused`` name it; ``node`` is None for the own host. ``route_seq`` counts
-    dispatches per target node, ``inst`` is this router's process life. ``ahead`` is how many requests are expected to
-    wait there before this one, None if the target may let it wait; ``service_ms`` how long it alone is predicted to
-    keep the endpoint.
-    ``queue_ms`` and ``net_ms`` are the predicted wait at the endpoint and the way there. ``hints``,
-    ``match`` and ``session`` are ready header values, None to omit them. ``held_ms`` is how long the request waited here
-    for room, None if it did not have to, ``stands_as`` the class that it rose to by waiting.
+    ``decision_id`` is how it is told; ``inst`` is this router's process life, by which the target knows whose
+    ``reservation`` it is. ``request_class`` is the client's own, ``left_ms`` what the request has left. ``held_ms`` is how
+    long it waited in the queue, None if it did not have to; ``session`` what became of its session, None if it named none.
     """
 
+    attempt: int
     decision_id: str
-    at: Endpoint
-    node: NodeId | None
-    label: str
-    endpoint: str
-    served: str
-    reason: str
-    seq: int
+    choice: Choice
+    reservation: Reservation
     inst: int
-    route_seq: int
-    prompt_tokens: int
-    output_tokens: int
     request_class: str
-    ahead: float | None
     left_ms: int
-    resident: bool
-    ttft_ms: float
-    load_ms: float
-    ect_ms: float
-    service_ms: float
-    queue_ms: float = 0.0
-    net_ms: float = 0.0
-    hints: str | None = None
-    match: str | None = None
-    session: str | None = None
+    decision: Decision | None = None
     held_ms: int | None = None
-    stands_as: str | None = None
+    session: str | None = None
 
     @property
     def gap_ms(self) -> float:
         """Predicted time between two tokens."""
-        return (self.ect_ms - self.ttft_ms) / max(1, self.output_tokens)
+        est = self.choice.est
+        return 1000.0 * (est.ect - est.ttft) / max(1, self.choice.output_tokens)
+
+    @property
+    def stands_as(self) -> str:
+        """The class that the request counts as by now: the client's own, or one that it rose to by waiting."""
+        risen = None if self.decision is None else self.decision.evidence.request.stands_as
+        return self.request_class if risen is None else risen.value
 
 
 class Turned(Struct, frozen=True, kw_only=True):
@@ -114,7 +104,7 @@ class Queued(Struct, frozen=True, kw_only=True):
 
 
 class Choosing(Protocol):
-    """Chooses for one request, and keeps the ledger of own work. Each ``seq`` is ended once."""
+    """Chooses for one request, and keeps what is reserved for its attempts. Each of these is ended once."""
 
     @property
     def until_ms(self) -> int | None:
@@ -156,11 +146,11 @@ class Choosing(Protocol):
     def held_ms(self, now: int) -> int | None:
         """How long the request has waited for room until ``now`` (boot ms); None if it never had to."""
 
-    def first_token(self, seq: int) -> None: ...
+    def first_token(self, attempt: int) -> None:
+        """The first byte of this attempt's answer has come."""
 
-    def finish(self, seq: int) -> None: ...
-
-    def fail(self, seq: int) -> None: ...
+    def end(self, attempt: int) -> None:
+        """Give back what is reserved for this attempt."""
 
 
 Placer = Callable[[Asked], Choosing]

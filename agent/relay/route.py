@@ -25,21 +25,22 @@ _AHEAD_MOST = 10**6 - 1.0
 _U32 = 2**32
 
 
-def route_of(routed: Routed, attempt: int) -> RouteHeader:
+def route_of(routed: Routed) -> RouteHeader:
     """What a decision tells the node that is to serve it; counts are cut to what the header can carry."""
+    choice = routed.choice
     return RouteHeader(
         decision_id=routed.decision_id,
-        attempt=attempt,
-        endpoint=routed.endpoint,
+        attempt=routed.attempt,
+        endpoint=choice.endpoint_name,
         inst=routed.inst,
-        seq=routed.route_seq,
-        prompt_tokens=min(routed.prompt_tokens, _NUMBER_MOST),
-        output_tokens=min(routed.output_tokens, _NUMBER_MOST),
-        request_class=routed.stands_as or routed.request_class,
+        seq=routed.reservation.route_seq,
+        prompt_tokens=min(choice.prompt_tokens, _NUMBER_MOST),
+        output_tokens=min(choice.output_tokens, _NUMBER_MOST),
+        request_class=routed.stands_as,
         wait_ms=min(routed.left_ms, _NUMBER_MOST),
         left_ms=min(routed.left_ms, _NUMBER_MOST),
-        resident=routed.resident,
-        ahead=None if routed.ahead is None else min(routed.ahead, _AHEAD_MOST),
+        resident=choice.resident,
+        ahead=None if choice.ahead is None else min(choice.ahead, _AHEAD_MOST),
     )
 
 

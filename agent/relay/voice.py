@@ -7,12 +7,16 @@ from agent.relay.headers import Headers, lines_of, own_header, own_line
 from agent.relay.lists import JSON
 from agent.relay.ports import Asked, Routed, Turned
 from router_core.exchange.events import Reply
+from router_core.placement.reasons import HintOutcome
+from router_core.placement.request import HintNote
+from router_core.policy.placement import Match
 from router_core.router.failure import Cause
 
 API_SIDE = "api"
 """The side of the listener that clients reach, whose requests are placed here; what peers send in was placed by them."""
 
 
+_EXACT = Match.EXACT
 _AFTER_A_TRY = frozenset({404, 502, 504})
 _OF_UPSTREAMS = frozenset({"upstream_unreachable", "upstream_protocol", "upstream_timeout"})
 _CAUSES = {
@@ -63,7 +67,7 @@ class ApiVoice:
         counts: tuple[tuple[str, int], ...] = ()
         nearest: tuple[str, ...] = ()
         words = _CAUSES.get(cause) if cause is not None and told.code in _OF_UPSTREAMS else None
-        hints = routed.hints if routed is not None else None
+        hints = _hints_of(routed)
         if turned is not None:
             decision, hints = turned.decision_id, turned.hints
             if turned.code == told.code:
@@ -72,7 +76,7 @@ class ApiVoice:
             headers.append((b"x-pairmesh-decision-id", decision.encode("ascii")))
         headers.append((b"x-pairmesh-reason", told.code.encode("ascii")))
         if routed is not None and told.status in _AFTER_A_TRY:
-            headers += own_header(b"x-pairmesh-node", routed.label)
+            headers += own_header(b"x-pairmesh-node", routed.choice.label)
         if attempts > 1 or (attempts and told.status in _AFTER_A_TRY):
             headers.append((b"x-pairmesh-attempts", b"%d" % attempts))
         if attempts > 1 and told.status in (502, 504):
@@ -91,22 +95,43 @@ class ApiVoice:
         return self._tongue.stream_error(code, message_of(code), mid_event=mid_event)
 
     def lines(self, asked: Asked, routed: Routed, attempts: int, status: int) -> bytes:
+        choice, decision = routed.choice, routed.decision
         told = own_line("x-request-id", asked.request_id)
-        told += own_line("x-pairmesh-node", routed.label) + own_line("x-pairmesh-model", routed.served)
+        told += own_line("x-pairmesh-node", choice.label) + own_line("x-pairmesh-model", choice.model)
         if asked.is_work:
             told += own_line("x-pairmesh-decision-id", routed.decision_id)
-            told += own_line("x-pairmesh-reason", routed.reason)
+            if decision is not None:
+                told += own_line("x-pairmesh-reason", decision.reason.value)
         if attempts > 1:
             told += f"x-pairmesh-attempts: {attempts}\r\n"
             if status in (502, 504):
                 told += "x-should-retry: false\r\n"
-        if routed.hints is not None:
-            told += own_line("x-pairmesh-hints", routed.hints)
-        if routed.match is not None:
-            told += own_line("x-pairmesh-match", routed.match)
+        hints = _hints_of(routed)
+        if hints is not None:
+            told += own_line("x-pairmesh-hints", hints)
+        if choice.match is not _EXACT:
+            told += own_line("x-pairmesh-match", choice.match.value)
         if routed.held_ms is not None:
             told += f"server-timing: queue;dur={routed.held_ms}\r\n"
         if routed.session is not None:
             told += own_line("x-pairmesh-session", routed.session)
         lines = told.encode("ascii")
         return lines + lines_of(self._cors) if self._cors else lines
+
+
+def _hints_of(routed: Routed | None) -> str | None:
+    """What became of the hints of a request that was routed."""
+    return None if routed is None or routed.decision is None else hints_header(routed.decision.hints)
+
+
+def hints_header(notes: tuple[HintNote, ...]) -> str | None:
+    """What became of each hint, as ``x-pairmesh-hints``; None if there was none."""
+    if not notes:
+        return None
+    said = []
+    for note in notes:
+        outcome = note.outcome.value
+        if note.outcome is HintOutcome.EXCLUDED and note.detail is not None:
+            outcome = f"{outcome}({note.detail})"
+        said.append(f"{note.hint}={outcome}")
+    return ", ".join(said)

@@ -1,7 +1,7 @@
 """What every request of a listener shares, and the ways in which errors are told."""
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -12,19 +12,15 @@ from agent.effects.tasks import Tasks
 from agent.engines.monitor import OwnRequests
 from agent.relay.attempt import Attempt
 from agent.relay.bodies import Bodies
-from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
 from agent.relay.places import Places
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.events import Reply
-from router_core.placement.holding import Holding
 from router_core.placement.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
-from router_core.router.breaker import Breakers
-from router_core.router.failure import Cause, is_overloaded, is_server_error
-from router_core.router.lateness import Lateness
-from router_core.router.outcome import SERVED, Outcome
+from router_core.router.failure import Cause
+from router_core.router.router import Router
 
 SILENCE_SWEEP_S = 1.0
 
@@ -118,14 +114,11 @@ class Wiring:
     pool: Pool
     tasks: Tasks
     targets: Targets
-    breakers: Breakers
-    dispatch: DispatchRate
+    router: Router
     observer: Observer
     heard_state: HeardState
     rng: Random
     in_hand: Hands
-    holding: Holding
-    lateness: Lateness
     first_bytes: FirstBytes = field(default_factory=NobodyAsks)
     bodies: Bodies = field(default_factory=Bodies)
     places: Places = field(init=False)
@@ -158,27 +151,10 @@ class Voice(Protocol):
         """Header lines added to an upstream's reply."""
 
 
-def tell_breakers(
-    breakers: Breakers, lateness: Lateness, outcome: Outcome, request: Hashable, now: int
-) -> None:
-    """One attempt ended: what that says of its endpoint, if anything. ``request`` stands for who asked and what."""
-    at, status, failure = outcome.endpoint, outcome.status, outcome.failure
-    if outcome.fault:
-        breakers.failed(at, now, connection_refused=outcome.cause is Cause.CONNECT_REFUSED)
-    elif status is not None and failure is not None and is_server_error(status, failure):
-        breakers.erred(at, now, request, busy=lateness.under_way(at) > 0)
-    elif outcome.result in SERVED and not (
-        status is not None and failure is not None and is_overloaded(status, failure)
-    ):
-        breakers.succeeded(at, now)
-    else:
-        breakers.released(at)
-
-
-def sweep_lateness(requests: Iterable[InHand], lateness: Lateness, now: int) -> None:
+def sweep_lateness(requests: Iterable[InHand], router: Router, now: int) -> None:
     """Bring up to date which endpoints are late; in mid-answer one byte, or the end, is enough to be no more."""
     stalled = frozenset([at for request in requests if (at := request.silent_at(now)) is not None])
-    lateness.sweep(now, stalled)
+    router.sweep(now, stalled)
 
 
 def own_requests(requests: Iterable[InHand], at: Endpoint) -> OwnRequests:
@@ -201,8 +177,8 @@ async def watch_lateness(wiring: Wiring) -> None:
     """Sweep once a second while there are requests, or endpoints that are late, until cancelled."""
     while True:
         await asyncio.sleep(SILENCE_SWEEP_S)
-        sweep_lateness(wiring.in_hand, wiring.lateness, wiring.clock.boot_ms())
-        if wiring.lateness.is_calm:
+        sweep_lateness(wiring.in_hand, wiring.router, wiring.clock.boot_ms())
+        if wiring.router.lateness.is_calm:
             await wiring.in_hand.filled()
 
 

@@ -36,6 +36,11 @@ class Holding:
     def policy(self, policy: PlacementPolicy) -> None:
         self._hold.policy = policy
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the bodies that wait."""
+        return self._hold.body_bytes
+
     def has_room(self, body_bytes: int, share: float = 1.0) -> bool:
         """Whether a request with a body of this size may join, if its class may fill ``share`` of the queue."""
         return self._hold.has_room(body_bytes, share)

@@ -14,10 +14,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from router_core import limits
 from router_core.ids import NodeId, id8_of
 from router_core.placement.decide import decide
 from router_core.placement.decision import Decision
-from router_core.placement.decision_id import DecisionIds
+from router_core.placement.decision_id import DecisionIds, new_id
 from router_core.placement.demand import Counted, Demand
 from router_core.placement.eligibility import targets_of, until_ms_of
 from router_core.placement.fleet import Fleet, Live, fold_fleet
@@ -84,6 +85,7 @@ class Router:
         session_secret: bytes = b"",
         started_ms: int | None = None,
         ids: DecisionIds | None = None,
+        most_waiting: int = limits.HELD_REQUESTS,
         decider: Decider = decide,
     ) -> None:
         policy, exchange = policy or PlacementPolicy(), exchange or ExchangePolicy()
@@ -94,7 +96,7 @@ class Router:
         self.ledger = Ledger(id8_of(view.me), inst, LocalWork() if local is None else local)
         self.breakers = Breakers(exchange)
         self.lateness = Lateness(exchange)
-        self.queue = Holding(Hold(policy))
+        self.queue = Holding(Hold(policy, requests=most_waiting))
         self.sessions = Sessions()
         self.demand = Demand()
         self.dispatch = DispatchRate(now)
@@ -169,6 +171,10 @@ class Router:
     def ticket(self) -> int:
         """A number for a request that waits."""
         return next(self._tickets)
+
+    def new_id(self) -> str:
+        """An id for a decision."""
+        return new_id(self.rng) if self.ids is None else self.ids.new()
 
     def decide(self, request: PlacementRequest, now: int, *, called: str | None = None) -> Decision:
         """Who serves ``request``, or why nobody can. Nothing is reserved."""

@@ -43,9 +43,9 @@ async def node(tmp_path: Path) -> AsyncIterator[Assembly]:
 def finds_what_the_last_one_found(node: Assembly) -> bool:
     """Whether a decision leaves what it found out to the next one of its kind."""
     now = node.clock.boot_ms()
-    assert not node.placement.viewing.fleet.sifted
+    assert not node.placement.router.fleet.sifted
     node.placement.placing(an_asked(now)).decide(attempt=1, tried=frozenset(), refused=frozenset(), now=now)
-    return len(node.placement.viewing.fleet.sifted) == 1
+    return len(node.placement.router.fleet.sifted) == 1
 
 
 async def test_decisions_build_on_each_other_under_the_first_policy_and_under_the_next(
@@ -58,12 +58,16 @@ async def test_decisions_build_on_each_other_under_the_first_policy_and_under_th
     following = asyncio.create_task(node.reloading.run())
     try:
         node.reload.set()
-        await until(lambda: node.placement.viewing.fleet.policy == PRESETS["latency"])
+        await until(lambda: node.placement.router.fleet.policy == PRESETS["latency"])
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
-    assert node.placement.hold.policy is node.placement.placing.policy is node.placement.viewing.fleet.policy
+    assert (
+        node.placement.router.queue.policy
+        is node.placement.placing.policy
+        is node.placement.router.fleet.policy
+    )
     # The node may have spoken for itself meanwhile, and it has no engine.
     node.placement.viewing.said(*stated(an_endpoint(), now=node.clock.boot_ms()), 2_000)
     assert finds_what_the_last_one_found(node)
@@ -71,9 +75,9 @@ async def test_decisions_build_on_each_other_under_the_first_policy_and_under_th
 
 async def test_a_fault_that_was_made_good_costs_later_decisions_nothing(node: Assembly) -> None:
     node.placement.viewing.said(*stated(an_endpoint(), now=node.clock.boot_ms()), 2_000)
-    [row] = node.placement.viewing.fleet.rows
-    node.placement.breakers.failed(row.key, node.clock.boot_ms())
-    node.placement.breakers.succeeded(row.key, node.clock.boot_ms())
+    [row] = node.placement.router.fleet.rows
+    node.placement.router.breakers.failed(row.key, node.clock.boot_ms())
+    node.placement.router.breakers.succeeded(row.key, node.clock.boot_ms())
     assert finds_what_the_last_one_found(node)
 
 

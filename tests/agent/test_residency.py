@@ -102,7 +102,7 @@ class Node:
             self.watched.watch,
             ResidencySources(fleet=self.fleet, free_mib=self.free_mib, level=lambda: self.level, used={}),
             ResidencyListeners(changed=self.speak, loaded=lambda *told: self.loaded.append(told)),
-            leaving=self.leaving,
+            leave=self.leave,
             clock=clock,
             rng=Random(1),
             tasks=self.tasks,
@@ -124,11 +124,11 @@ class Node:
             if self.asked.get(owned.name)
         )
         self.world.own(self.status, demand=demand, leaving=self.leaving, sampled=a_sample(gpus=self.gpus))
-        return self.world.viewing.fleet
+        return self.world.router.fleet
 
     def free_mib(self) -> int:
         """The stated limit less what is held: as much as the engine tells, else what the model was said to need."""
-        rows = {row.model: row.need_bytes for row in self.world.viewing.fleet.rows}
+        rows = {row.model: row.need_bytes for row in self.world.router.fleet.rows}
         names = {owned.native_id: owned.name for owned in self.status.owned}
         held = [
             model.total_bytes or rows.get(names[model.native_id], 0)
@@ -136,6 +136,9 @@ class Node:
             if model.state in (ResidencyState.LOADING, ResidencyState.RESIDENT)
         ]
         return self.limit_mib - sum(held) // MIB
+
+    def leave(self, models: frozenset[Key]) -> None:
+        self.leaving = set(models)
 
     def speak(self) -> None:
         self.said.append(set(self.leaving))

@@ -70,7 +70,7 @@ def test_a_request_with_two_ends_or_an_execution_after_its_first_byte_is_found()
 
 
 def test_a_reservation_that_never_ends_is_found_unless_its_process_was_killed() -> None:
-    end = {"e": "reserved_end", "how": "finish", "seq": 1}
+    end = {"e": "reserved_end", "seq": 1}
     attempt = {"e": "attempt", "side": "api", "seq": 1}
     assert inv.reservations_end([BEGAN, placed(), attempt, end]) == []
     assert inv.reservations_end([BEGAN, placed(), BEGAN]) == []

@@ -65,7 +65,7 @@ async def test_a_dry_run_decides_as_the_request_itself_would(daemon: Daemon) -> 
         daemon.world.route(choosing)
         assert choosing.decision is not None
         real = choosing.decision.record
-        daemon.world.ledger.end(1 + number)
+        daemon.world.router.ledger.end(1 + number)
         same = ("chosen", "action", "reason", "request_id", "seed", "candidates", "alternatives", "req")
         assert [getattr(record, name) for name in same] == [getattr(real, name) for name in same]
 
@@ -75,7 +75,12 @@ async def test_a_dry_run_reserves_keeps_and_counts_nothing(daemon: Daemon) -> No
     before = "".join(str(family) for family in world.placing.metrics.collect())
     for _ in range(3):
         await supposed(daemon, headers={"x-session-id": "s"})
-    assert (len(world.ledger), world.kept.records, world.placing.open, len(world.sessions)) == (0, [], {}, 0)
+    assert (len(world.router.ledger), world.kept.records, world.placing.open, len(world.router.sessions)) == (
+        0,
+        [],
+        {},
+        0,
+    )
     assert await daemon.journal.recent(10) == []
     assert "".join(str(family) for family in world.placing.metrics.collect()) == before
 
@@ -95,7 +100,7 @@ async def test_facts_are_taken_as_hints_and_a_header_beats_them(daemon: Daemon) 
 async def test_a_session_is_found_where_it_was_served(daemon: Daemon) -> None:
     world = daemon.world
     pin = Pin(endpoint=key_of("beta"), model="tiny", tokens=900, at_ms=world.clock.now)
-    world.sessions.pin(session_key("chat-1", b"secret"), pin)
+    world.router.sessions.pin(session_key("chat-1", b"secret"), pin)
     record = await supposed(daemon, headers={"x-session-id": "chat-1"})
     assert {row.row: row.affinity > 0 for row in record.candidates} == {
         key_of("me"): False,

@@ -53,12 +53,17 @@ async def asking(world: World, url: str, **over: Any) -> AsyncIterator[None]:
     yield
 
 
+def reason_of(route: Routed) -> str:
+    assert route.decision is not None
+    return route.decision.reason.value
+
+
 async def routed(world: World, request_id: str = "r1", **over: Any) -> tuple[Routed, AuthorityNote]:
     """One request on its way, and what its record says of the authority."""
     choosing = world.ask(request_id, **over)
     await consulted(choosing)
     route = world.route(choosing)
-    choosing.finish(route.seq)
+    choosing.end(route.attempt)
     return route, note_of(choosing)
 
 
@@ -82,7 +87,7 @@ async def test_the_first_eligible_id_of_the_answer_serves_and_the_record_says_so
     script = answers(order=["nobody/here", key_of("gamma"), key_of("beta")], reason="gamma is cheap")
     async with listening(script) as authority, asking(world, authority.url, token="secret"):
         route, note = await routed(world)
-    assert (route.at, route.reason) == (key_of("gamma"), "authority")
+    assert (route.choice.endpoint, reason_of(route)) == (key_of("gamma"), "authority")
     assert told(note) == ("used", "gamma is cheap")
     (head,) = authority.heads
     assert head.startswith(b"POST /place HTTP/1.1\r\n")
@@ -100,7 +105,7 @@ async def test_an_authority_at_a_unix_socket_is_asked_too(tmp_path: Path) -> Non
         asking(world, authority.url),
     ):
         route, note = await routed(world)
-    assert (route.at, note.outcome.value) == (key_of("beta"), "used")
+    assert (route.choice.endpoint, note.outcome.value) == (key_of("beta"), "used")
 
 
 async def test_nothing_a_client_wrote_is_in_the_question() -> None:
@@ -214,8 +219,8 @@ async def test_an_authority_that_is_of_no_use_leaves_the_choice_as_it_is_and_los
         route, note = await routed(world)
         await until(lambda: authority.now == 0)
     assert told(note) == (outcome, why)
-    assert (route.at, route.reason) == (native.at, "native")
-    assert len(world.ledger) == 0
+    assert (route.choice.endpoint, reason_of(route)) == (native.choice.endpoint, "native")
+    assert len(world.router.ledger) == 0
     assert len(authority.questions) == 1
 
 
@@ -227,7 +232,7 @@ async def test_an_authority_that_is_away_leaves_the_choice_as_it_is() -> None:
     async with asking(world, authority.url):
         route, note = await routed(world)
     assert told(note) == ("error", "connect")
-    assert route.reason == "native"
+    assert reason_of(route) == "native"
 
 
 async def test_a_body_may_end_with_its_connection_or_come_in_chunks() -> None:
@@ -238,7 +243,7 @@ async def test_a_body_may_end_with_its_connection_or_come_in_chunks() -> None:
         world = three_nodes()
         async with listening(says(raw)) as authority, asking(world, authority.url):
             route, _ = await routed(world)
-        assert route.at == key_of("beta")
+        assert route.choice.endpoint == key_of("beta")
 
 
 def test_a_token_that_would_be_more_than_a_header_is_refused() -> None:
@@ -328,9 +333,9 @@ async def test_a_request_asks_once_whatever_becomes_of_its_attempts() -> None:
         tried: dict[str, None] = {}
         for attempt, name in enumerate(("gamma", "beta", "me"), start=1):
             route = world.route(choosing, attempt=attempt, tried=tried)
-            assert route.at == key_of(name)
-            choosing.fail(route.seq)
-            tried[route.at] = None
+            assert route.choice.endpoint == key_of(name)
+            choosing.end(route.attempt)
+            tried[route.choice.endpoint] = None
     assert len(authority.heads) == 1
 
 
@@ -348,7 +353,7 @@ async def test_nothing_is_reserved_while_it_is_asked() -> None:
     held: list[int] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        held.append(len(world.ledger))
+        held.append(len(world.router.ledger))
         await answers(order=[key_of("beta")])(reader, writer)
 
     async with listening(script) as authority, asking(world, authority.url):
@@ -370,7 +375,7 @@ async def test_64_requests_at_once_keep_at_most_32_questions_in_flight() -> None
     async with listening(script) as authority, asking(world, authority.url):
         done = await asyncio.gather(*(routed(world, f"r{number}") for number in range(64)))
     assert authority.most == 32
-    assert {(route.at, note.outcome.value) for route, note in done} == {(key_of("beta"), "used")}
+    assert {(route.choice.endpoint, note.outcome.value) for route, note in done} == {(key_of("beta"), "used")}
     assert len({route.decision_id for route, _ in done}) == len(authority.heads) == 64
 
 

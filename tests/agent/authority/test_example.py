@@ -43,9 +43,13 @@ async def test_interactive_requests_go_to_the_named_nodes_first_and_others_where
         route, note = await routed(world)
         other, _ = await routed(world, "r2", headers=(("x-pairmesh-class", "batch"),))
         without, _ = await routed(world, "r3", headers=(("x-pairmesh-require", "!node=@gamma"),))
-    assert (route.at, note.outcome.value, note.reason) == (key_of("gamma"), "used", "named nodes first")
-    assert other.at == key_of("me")
-    assert without.at == key_of("beta")
+    assert (route.choice.endpoint, note.outcome.value, note.reason) == (
+        key_of("gamma"),
+        "used",
+        "named nodes first",
+    )
+    assert other.choice.endpoint == key_of("me")
+    assert without.choice.endpoint == key_of("beta")
 
 
 def shown(part: str) -> bytes:

@@ -31,25 +31,18 @@ from agent.relay.dialects.facts import Facts
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.store.profiles import ProfileStore
-from router_core.ids import Id16, Id32, MeshId, NodeName, id8_of, id16_of, node_id_of
-from router_core.placement.demand import Demand
-from router_core.placement.fleet import Live
-from router_core.placement.hold import Hold
-from router_core.placement.ledger import Ledger
+from router_core.ids import Id16, Id32, MeshId, NodeName, id16_of, node_id_of
+from router_core.placement.decision_id import DecisionIds
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Endpoint, RequestClass
-from router_core.placement.sessions import Sessions
-from router_core.policy.exchange import ExchangePolicy
+from router_core.placement.request import Endpoint
 from router_core.policy.placement import PlacementPolicy
-from router_core.policy.profile import ProfilePolicy
 from router_core.pressure.samples import Sampled, measured
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness, Member, ViewChange
 from router_core.record.state import Dialect, Flag, ResourceLevel, Role, Static, Volatile
-from router_core.router.breaker import Breakers
 from router_core.router.failure import Cause, FailureClass
-from router_core.router.lateness import Lateness
 from router_core.router.outcome import Outcome, Result
+from router_core.router.router import Router
 from router_core.view.fold import empty
 from tests.support.host_samples import host
 
@@ -194,54 +187,37 @@ class Kept:
 class World:
     """This node, called ``me``, and what it believes of others."""
 
-    def __init__(self, tmp: Path | None = None, *, policy: PlacementPolicy | None = None) -> None:
+    def __init__(
+        self,
+        tmp: Path | None = None,
+        *,
+        policy: PlacementPolicy | None = None,
+        profiles: Profiles | None = None,
+    ) -> None:
         self.clock = HandClock()
         self.lines: list[str] = []
         self.log = Log(self.lines.append, self.clock)
         self.work = WatchedWork()
-        self.ledger = Ledger(id8_of(id16("me")), 7, self.work)
-        self.breakers = Breakers(ExchangePolicy())
-        self.profiles = Profiles(ProfilePolicy())
-        self.lateness = Lateness(ExchangePolicy())
-        self.spilling: set[RequestClass] = set()
         self.policy = policy or PlacementPolicy()
-        self.hold = Hold(self.policy)
         self.board = Board(empty(id32("me"), NodeName("me")))
-        self.viewing = Viewing(
-            self.board,
-            own=a_member("me"),
-            profiles=self.profiles,
+        rng = Random(1)
+        self.router = Router(
+            self.board.current,
+            rng=rng,
+            now=self.clock.now,
+            inst=7,
             policy=self.policy,
-            live=Live(
-                ledger=self.ledger,
-                breakers=self.breakers,
-                hold=self.hold,
-                suspects=self.lateness.suspects,
-                late=self.lateness.costs,
-                spilling=self.spilling,
-            ),
-            reborn=self.breakers.reborn,
-            clock=self.clock,
-        )
-        self.kept = Kept()
-        self.sessions = Sessions()
-        self.placing = Placing(
-            fleet=lambda: self.viewing.fleet,
-            ledger=self.ledger,
-            sessions=self.sessions,
+            profiles=profiles,
+            local=self.work,
             session_secret=b"secret",
-            rng=Random(1),
-            clock=self.clock,
-            journal=self.kept,
-            metrics=DecisionMetrics(),
-            spilling=self.spilling,
-            demand=Demand(),
+            ids=DecisionIds(rng),
         )
+        self.viewing = Viewing(self.board, own=a_member("me"), router=self.router, clock=self.clock)
+        self.kept = Kept()
+        self.placing = Placing(self.router, clock=self.clock, journal=self.kept, metrics=DecisionMetrics())
         if tmp is not None:
             self.store = ProfileStore(tmp)
-            self.learning = Learning(
-                self.profiles, self.store, lambda: self.viewing.fleet, self.clock, self.log
-            )
+            self.learning = Learning(self.router, self.store, self.clock, self.log)
         self._members: dict[Id16, Member] = {}
         self._seq = 0
 
@@ -321,7 +297,7 @@ def an_asked(now: int, **over: Any) -> Asked:
 def an_outcome(routed: Routed, result: Result = Result.DONE, **over: Any) -> Outcome:
     fields: dict[str, Any] = {
         "attempt": 1,
-        "endpoint": routed.at,
+        "endpoint": routed.choice.endpoint,
         "result": result,
         "cause": None,
         "status": 200,

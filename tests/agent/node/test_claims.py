@@ -25,8 +25,8 @@ def served(world: World, row: Row, gen_per_s: float, times: int) -> None:
     for number in range(times):
         choosing = world.ask(f"r{number}")
         routed: Routed = world.route(choosing)
-        choosing.finish(routed.seq)
-        routed = replace(routed, at=row.key, served=row.model)
+        choosing.end(routed.attempt)
+        routed = replace(routed, choice=replace(routed.choice, endpoint=row.key, model=row.model))
         taught(world.learning, a_report(routed, head=told(gen_per_s), tail=told(gen_per_s)))
 
 
@@ -36,7 +36,7 @@ def owner(tmp_path: Path) -> World:
     (tmp_path / "owner").mkdir()
     world = World(tmp_path / "owner")
     world.own(an_endpoint())
-    served(world, world.viewing.fleet.rows[0], 49.0, 30)
+    served(world, world.router.fleet.rows[0], 49.0, 30)
     return world
 
 
@@ -56,7 +56,7 @@ def heard(router: World, static: Static) -> Row:
     """The row of the only peer, ``beta``, after its records arrived once more."""
     router.admit("beta")
     router.hear("beta", static, stated(an_endpoint())[1])
-    (row,) = router.viewing.fleet.parts[id16("beta")].rows
+    (row,) = router.router.fleet.parts[id16("beta")].rows
     return row
 
 
@@ -80,5 +80,5 @@ def test_own_observations_win_over_a_peers_claims(owner: World, router: World) -
 
 def test_what_a_peer_claims_is_neither_learned_nor_passed_on(owner: World, router: World) -> None:
     heard(router, spoken(owner))
-    assert len(router.profiles) == 0
+    assert len(router.router.profiles) == 0
     assert router.learning.claims(id16("me")) == []

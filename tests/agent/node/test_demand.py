@@ -20,13 +20,13 @@ def test_the_rate_is_that_of_all_routers_that_are_there() -> None:
     world.peer(
         "gone", an_endpoint(), demand=(ModelDemand(key8=key, rpm=600, work_c=0),), state=Liveness.SUSPECT
     )
-    rates = rates_of(world.viewing.fleet)
+    rates = rates_of(world.router.fleet)
     assert rate_of(a_row("a"), rates) == 1.5
     assert rate_of(replace(a_row("a"), names=("other",)), rates) == 0.0
 
 
 def asked(world: World) -> dict[bytes, int]:
-    return {row.key8: row.rpm for row in world.placing.demand.rows(world.clock.now)}
+    return {row.key8: row.rpm for row in world.router.demand.rows(world.clock.now)}
 
 
 def test_a_request_counts_once_as_demand_for_what_serves_it_however_often_it_is_decided() -> None:
@@ -84,5 +84,5 @@ def test_a_load_that_was_ordered_teaches_how_long_loads_take(tmp_path: Path) -> 
     world.learning.loaded("llama", "tiny", 7.0)
     world.learning.loaded("llama", "unknown", 1.0)
     world.own(an_endpoint(resident=()))
-    (row,) = world.viewing.fleet.rows
+    (row,) = world.router.fleet.rows
     assert row.load_s == 7.0

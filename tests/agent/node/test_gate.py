@@ -32,7 +32,7 @@ def a_route(**over: Any) -> RouteHeader:
 
 def a_gate(world: World, fresh: Sealed | None = None) -> Gate:
     members = {b"beta": a_member("beta")}
-    return Gate(by_der=lambda: members, fleet=lambda: world.viewing.fleet, fresh=lambda: fresh)
+    return Gate(by_der=lambda: members, fleet=lambda: world.router.fleet, fresh=lambda: fresh)
 
 
 def cause(world: World, model: str = "tiny", dialect: Dialect = Dialect.CHAT, **over: Any) -> str | None:
@@ -94,7 +94,7 @@ def test_a_draining_node_takes_nothing(world: World) -> None:
 
 def test_a_request_is_booked_at_what_it_takes_here(world: World) -> None:
     gate = a_gate(world)
-    row = next(row for row in world.viewing.fleet.rows if row.is_self)
+    row = next(row for row in world.router.fleet.rows if row.is_self)
     alone = 1_000.0 * (100 * row.prefill_s_per_token + 100 * row.token_s)
     assert gate.service_ms(a_route(), "tiny") == pytest.approx(alone)
     assert gate.service_ms(a_route(), "other") == 0.0

@@ -42,16 +42,23 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def routed_to(world: World, **over: Any) -> Routed:
-    """A request served by what the fleet offers, its reservation ended as the relay ends it before it reports."""
+def routed_to(world: World, *, est: dict[str, float] | None = None, **over: Any) -> Routed:
+    """A request served by what the fleet offers, its reservation ended as the relay ends it before it reports. ``est`` and
+    ``over`` change what was expected of the choice, and the choice."""
     choosing = world.ask()
     routed = world.route(choosing)
-    choosing.finish(routed.seq)
-    return replace(routed, **over)
+    choosing.end(routed.attempt)
+    return expecting(routed, est, **over)
+
+
+def expecting(routed: Routed, est: dict[str, float] | None = None, **over: Any) -> Routed:
+    """``routed`` with other predictions, in seconds, and another choice."""
+    choice = replace(routed.choice, est=replace(routed.choice.est, **(est or {})))
+    return replace(routed, choice=replace(choice, **over))
 
 
 def profile(world: World) -> Profile:
-    ((_, found),) = world.profiles.items()
+    ((_, found),) = world.router.profiles.items()
     return found
 
 
@@ -71,7 +78,7 @@ def test_a_whole_answer_with_usage_alone_teaches_speed(world: World) -> None:
     told = b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":40}}'
     whole = marks(1_000_000, head_ms=1_002_000.0, first_byte_ms=1_002_000.0, last_byte_ms=1_002_000.0)
     whole = replace(whole, first_content_ms=None, content_events=None)
-    routed = routed_to(world, queue_ms=0.0, net_ms=0.0)
+    routed = routed_to(world, est={"wait": 0.0, "net": 0.0})
     taught(world.learning, a_report(routed, head=told, tail=told, marks=whole))
     assert (profile(world).gen.n, profile(world).gen.value) == pytest.approx((1, 20.0))
 
@@ -119,7 +126,7 @@ def test_an_error_inside_a_stream_is_neither_speed_nor_success(world: World) -> 
 
 
 def test_a_cold_stream_teaches_the_load_and_no_time_of_its_own(world: World) -> None:
-    cold = routed_to(world, resident=False, queue_ms=0.0, net_ms=1.0)
+    cold = routed_to(world, est={"wait": 0.0, "net": 0.001}, resident=False)
     late = marks(1_000_000, first_content_ms=1_004_051.0, last_byte_ms=1_005_000.0)
     taught(world.learning, a_report(cold, marks=late))
     learned = profile(world)
@@ -130,7 +137,7 @@ def test_a_cold_stream_teaches_the_load_and_no_time_of_its_own(world: World) -> 
 def test_a_cold_answer_in_one_piece_is_judged_by_what_the_engine_told_not_by_the_longest_guess(
     world: World,
 ) -> None:
-    cold = routed_to(world, resident=False, queue_ms=0.0, net_ms=0.0, ect_ms=30_000.0)
+    cold = routed_to(world, est={"wait": 0.0, "net": 0.0, "ect": 30.0}, resident=False)
     whole = marks(
         1_000_000,
         first_byte_ms=1_005_050.0,
@@ -146,15 +153,15 @@ def test_how_long_answers_of_a_class_are_is_learned_of_requests_placed_here_alon
     """A router tells a target the class that a request rose to, not its own."""
     routed = routed_to(world)
     taught(world.learning, a_report(routed, side="ingress"))
-    assert world.profiles.output_tokens("tiny", "interactive") is None
+    assert world.router.profiles.output_tokens("tiny", "interactive") is None
     taught(world.learning, a_report(routed))
-    assert world.profiles.output_tokens("tiny", "interactive") == 50
+    assert world.router.profiles.output_tokens("tiny", "interactive") == 50
 
 
 def test_a_load_for_a_request_of_a_peer_teaches_its_owner(world: World) -> None:
-    routed = routed_to(world, resident=False, ttft_ms=600_000.0, ect_ms=600_000.0, load_ms=0.0, queue_ms=0.0)
+    routed = routed_to(world, est={"ttft": 600.0, "ect": 600.0, "load": 0.0, "wait": 0.0}, resident=False)
     late = marks(1_000_000, first_content_ms=1_004_050.0, last_byte_ms=1_005_000.0)
-    taught(world.learning, a_report(replace(routed, net_ms=0.0), side="ingress", marks=late))
+    taught(world.learning, a_report(expecting(routed, {"net": 0.0}), side="ingress", marks=late))
     assert list(profile(world).loads_s) == pytest.approx([4.0])
 
 
@@ -189,7 +196,7 @@ def test_speeds_are_of_as_many_requests_as_the_engine_worked_on(world: World) ->
     for other in others:
         world.route(other)
     taught(world.learning, a_report(routed_to(world)))
-    alone_at = 1.0 + world.profiles.policy.beta * 2.0
+    alone_at = 1.0 + world.router.profiles.policy.beta * 2.0
     assert profile(world).gen.value == pytest.approx(49.0 * alone_at)
 
 
@@ -204,10 +211,10 @@ def test_requests_that_queue_do_not_slow_the_one_that_runs(tmp_path: Path) -> No
 
 def test_experience_with_peers_is_kept_and_not_published(world: World) -> None:
     world.peer("beta", an_endpoint())
-    row = world.viewing.fleet.parts[id16("beta")].rows[0]
-    routed = routed_to(world, at=row.key, served=row.model)
+    row = world.router.fleet.parts[id16("beta")].rows[0]
+    routed = routed_to(world, endpoint=row.key, model=row.model)
     taught(world.learning, a_report(routed))
-    assert len(world.profiles) == 1
+    assert len(world.router.profiles) == 1
     assert world.learning.claims(id16("me")) == []
     assert world.learning.used == {}
 
@@ -237,12 +244,12 @@ def test_an_endpoint_that_vanished_teaches_nothing(world: World) -> None:
     routed = routed_to(world)
     world.own(an_endpoint("elsewhere"))
     assert taught(world.learning, a_report(routed)) is None
-    assert len(world.profiles) == 0
+    assert len(world.router.profiles) == 0
 
 
 def restored(tmp_path: Path, profiles: Profiles) -> None:
-    world = World()
-    Learning(profiles, ProfileStore(tmp_path), lambda: world.viewing.fleet, world.clock, world.log).restore()
+    world = World(profiles=profiles)
+    Learning(world.router, ProfileStore(tmp_path), world.clock, world.log).restore()
 
 
 async def test_a_disk_that_refuses_is_told_and_tried_again(world: World, tmp_path: Path) -> None:
@@ -269,7 +276,7 @@ async def test_a_file_that_cannot_be_read_is_told_and_learning_starts_anew(
     (tmp_path / "profiles.sqlite").symlink_to(tmp_path / "unmounted" / "profiles.sqlite")
     world.learning.restore()
     assert any("profile.not_loaded" in line for line in world.lines)
-    assert len(world.profiles) == 0
+    assert len(world.router.profiles) == 0
 
 
 async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it_lives(
@@ -278,11 +285,11 @@ async def test_a_node_whose_disk_refuses_from_the_start_learns_for_as_long_as_it
     (tmp_path / "no").mkdir()
     (tmp_path / "no" / "profiles.sqlite").symlink_to(tmp_path / "unmounted" / "profiles.sqlite")
     store = store_at(tmp_path / "no", world.log)
-    learning = Learning(world.profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
+    learning = Learning(world.router, store, world.clock, world.log)
     learning.restore()
     taught(learning, a_report(routed_to(world)))
     await learning.save()
-    assert len(world.profiles) == 1
+    assert len(world.router.profiles) == 1
     refused = learning.fault
     (tmp_path / "no" / "profiles.sqlite").unlink()
     await learning.save()
@@ -309,12 +316,12 @@ async def test_what_is_no_profile_is_skipped_and_leaves_the_disk(world: World, t
 
 
 async def test_the_disk_forgets_what_memory_forgot(tmp_path: Path) -> None:
-    world = World()
+    profiles = Profiles(ProfilePolicy(profiles_kept=2))
+    world = World(profiles=profiles)
     names = [f"m{number}" for number in range(6)]
     world.own(an_endpoint(owned=owned_models(*names), resident=tuple(a_resident(name) for name in names)))
-    profiles = Profiles(ProfilePolicy(profiles_kept=2))
     store = ProfileStore(tmp_path)
-    learning = Learning(profiles, store, lambda: world.viewing.fleet, world.clock, world.log)
+    learning = Learning(world.router, store, world.clock, world.log)
     for name in names:
         choosing = world.ask(model=name)
         taught(learning, a_report(world.route(choosing)))

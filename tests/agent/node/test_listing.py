@@ -42,7 +42,7 @@ def an_ollama(
 
 
 def listing(world: World, *own: EndpointStatus) -> FleetListing:
-    return FleetListing(world.viewing.fleet, {status.name: status for status in own}, world.clock)
+    return FleetListing(world.router.fleet, {status.name: status for status in own}, world.clock)
 
 
 def offered(world: World, *own: EndpointStatus) -> list[Offered]:
@@ -85,7 +85,7 @@ def test_a_list_names_exactly_what_a_request_would_be_routed_to() -> None:
             )
             assert isinstance(told, Routed) is listed, (model, dialect)
             if isinstance(told, Routed):
-                choosing.finish(told.seq)
+                choosing.end(told.attempt)
 
 
 def test_an_alias_is_listed_while_one_of_its_models_is_on_offer() -> None:

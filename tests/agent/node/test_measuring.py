@@ -2,7 +2,7 @@
 
 from agent.node.measuring import LiveFigures
 from agent.observe.metrics import Registry
-from router_core.placement.hold import Joined, Waiting
+from router_core.placement.hold import Waiting
 from router_core.placement.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import World, an_endpoint, key_of
@@ -13,10 +13,7 @@ def text_of(world: World, held: int = 0) -> str:
     registry = Registry(failures.append)
     registry.add(
         LiveFigures(
-            fleet=lambda: world.viewing.fleet,
-            ledger=world.ledger,
-            breakers=world.breakers,
-            hold=world.hold,
+            router=world.router,
             connections=lambda: {"api": 2, "ingress": 0},
             held_bytes=lambda: held,
             now=world.clock.boot_ms,
@@ -52,7 +49,7 @@ def test_who_waits_is_counted_by_class() -> None:
         since_ms=0,
         deadline_ms=9,
     )
-    world.hold.handle(Joined(waiting=waiting), 0)
+    world.router.queue.join(waiting, lambda: None, 0)
     text = text_of(world)
     assert 'pairmesh_queue_depth{class="batch"} 1\n' in text
     assert 'pairmesh_queue_depth{class="interactive"} 0\n' in text
@@ -70,7 +67,7 @@ def test_work_in_hand_is_that_of_own_endpoints_whoever_sent_it() -> None:
 def test_a_breaker_is_closed_open_or_half_open() -> None:
     world = two_nodes()
     assert f"pairmesh_breaker_state{of('beta')} 0\n" in text_of(world)
-    world.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
+    world.router.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
     assert f"pairmesh_breaker_state{of('beta')} 1\n" in text_of(world)
     world.clock.now += 60_000
     assert f"pairmesh_breaker_state{of('beta')} 2\n" in text_of(world)

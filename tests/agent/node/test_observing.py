@@ -11,7 +11,7 @@ from agent.node.recalling import Recalling
 from agent.observe.access import AccessLog
 from agent.observe.instruments import RelayMetrics
 from agent.observe.metrics import Registry
-from router_core.ids import node_id_of
+from router_core.ids import NodeId, node_id_of
 from router_core.record.state import Dialect
 from router_core.router.failure import Cause, FailureClass
 from router_core.router.outcome import Outcome, Result
@@ -56,7 +56,7 @@ class Watched:
         """A request comes and is served; its decision."""
         choosing = self.world.ask(**over)
         routed = self.world.route(choosing)
-        choosing.finish(routed.seq)
+        choosing.end(routed.attempt)
         self.observing.attempted(a_report(routed, an_outcome(routed)))
         self.observing.answered(a_line(routed.decision_id))
         return routed.decision_id
@@ -67,7 +67,9 @@ class Watched:
         return registry.render()
 
     def attempted(self, outcome: Any, node: str | None = None, **over: Any) -> None:
-        routed = replace(self.world.route(self.world.ask()), node=node)
+        routed = self.world.route(self.world.ask())
+        if node is not None:
+            routed = replace(routed, choice=replace(routed.choice, is_self=False, node_id=NodeId(node)))
         self.observing.attempted(a_report(routed, outcome(routed), **over))
 
 

@@ -85,7 +85,7 @@ async def test_64_concurrent_replies_name_their_own_records(tmp_path: Path) -> N
         assert reply.headers["x-request-id"] == record.request_id == f"r{number}"
         assert_is_of(record, reply, engines.holding[f"r{number}"], engines.dropped.get(f"r{number}"))
         assert record.hints[0].ref == f"@me/e{number % 3}"
-    assert (len(world.ledger), world.placing.open) == (0, {})
+    assert (len(world.router.ledger), world.placing.open) == (0, {})
     assert not any("relay.failed" in line for line in world.lines)
 
 

@@ -10,16 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointHealth, LoadSource, ObservedLoad
-from agent.node.answers import hints_header
 from agent.node.placing import Choosing
 from agent.node.statement import EndpointWork
 from agent.observe.metrics import Registry
 from agent.relay.ports import Queued, Routed, Turned
 from agent.relay.route import route_of
+from agent.relay.voice import hints_header
 from router_core import limits
-from router_core.placement.hold import Joined
 from router_core.placement.reasons import Action, HintOutcome
-from router_core.placement.request import HintNote, Locality, RequestClass
+from router_core.placement.request import HintNote, Locality, Match, RequestClass
 from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import CAPABILITIES
@@ -88,7 +87,7 @@ def test_a_served_request_leaves_one_record_with_its_attempt_and_ending() -> Non
     world = two_nodes()
     choosing = world.ask()
     routed = world.route(choosing)
-    choosing.finish(routed.seq)
+    choosing.end(routed.attempt)
     world.placing.attempted(a_report(routed), 50)
     world.placing.answered(a_line(routed.decision_id))
     (record,) = world.kept.records
@@ -103,17 +102,17 @@ def test_a_request_that_moved_on_leaves_the_record_of_the_decision_that_served_i
     world = two_nodes()
     choosing = world.ask()
     first = world.route(choosing)
-    choosing.fail(first.seq)
+    choosing.end(first.attempt)
     world.placing.attempted(a_report(first, failed(first), marks=None), None)
-    second = world.route(choosing, attempt=2, tried={first.at: None})
-    choosing.finish(second.seq)
+    second = world.route(choosing, attempt=2, tried={first.choice.endpoint: None})
+    choosing.end(second.attempt)
     world.placing.attempted(a_report(second), 50)
     world.placing.answered(a_line(second.decision_id, attempts=2))
     (record,) = world.kept.records
-    assert (record.id, record.chosen) == (second.decision_id, second.at)
+    assert (record.id, record.chosen) == (second.decision_id, second.choice.endpoint)
     assert [(attempt.row, attempt.result) for attempt in record.attempts] == [
-        (first.label, "reset"),
-        (second.label, "done"),
+        (first.choice.label, "reset"),
+        (second.choice.label, "done"),
     ]
     assert not world.placing.open
 
@@ -123,14 +122,16 @@ def test_a_request_that_nobody_took_over_is_kept_under_the_id_its_client_was_tol
     world.own(an_endpoint())
     choosing = world.ask()
     first = world.route(choosing)
-    choosing.fail(first.seq)
+    choosing.end(first.attempt)
     world.placing.attempted(a_report(first, failed(first), marks=None), None)
-    turned = choosing.decide(attempt=2, tried=frozenset({first.at}), refused=frozenset(), now=1_000_000)
+    turned = choosing.decide(
+        attempt=2, tried=frozenset({first.choice.endpoint}), refused=frozenset(), now=1_000_000
+    )
     assert isinstance(turned, Turned)
     world.placing.answered(a_line(first.decision_id, status=502, code="upstream_unreachable"))
     (record,) = world.kept.records
     assert record.id == turned.decision_id == first.decision_id
-    assert (record.action, record.chosen) == (Action.ROUTE, first.at)
+    assert (record.action, record.chosen) == (Action.ROUTE, first.choice.endpoint)
     assert [attempt.result for attempt in record.attempts] == ["reset"]
     assert record.outcome is not None
     assert (record.outcome.status, record.outcome.err_ect) == (502, None)
@@ -148,7 +149,7 @@ def test_a_request_that_nobody_can_take_is_kept_when_it_was_told_so() -> None:
     assert (record.id, record.action) == (turned.decision_id, Action.REJECT)
     assert record.outcome is not None
     assert (record.outcome.status, record.outcome.total_ms) == (404, 7)
-    assert len(world.ledger) == 0
+    assert len(world.router.ledger) == 0
 
 
 def one_place() -> World:
@@ -181,7 +182,7 @@ def test_a_held_request_leaves_one_record_that_tells_how_long_it_waited() -> Non
     world.clock.now += 1_000
     routed = world.route(choosing)
     assert routed.held_ms == 5_000
-    choosing.finish(routed.seq)
+    choosing.end(routed.attempt)
     world.placing.attempted(a_report(routed), 50)
     world.placing.answered(a_line(routed.decision_id, total_ms=9_000.0))
     (record,) = world.kept.records
@@ -201,13 +202,13 @@ def test_who_left_a_queue_that_is_full_by_now_is_turned_away() -> None:
     assert isinstance(queued, Queued)
     world.work.finish(1)
     routed = world.route(choosing)
-    choosing.fail(routed.seq)
+    choosing.end(routed.attempt)
     world.work.start("llama", 600.0, world.clock.now)
     for ticket in range(limits.HELD_REQUESTS):
         other = replace(queued.waiting, ticket=1_000 + ticket)
-        world.hold.handle(Joined(waiting=other), world.clock.now)
+        world.router.queue.join(other, lambda: None, world.clock.now)
     turned = choosing.decide(
-        attempt=2, tried=frozenset(), refused=frozenset({routed.at}), now=world.clock.now
+        attempt=2, tried=frozenset(), refused=frozenset({routed.choice.endpoint}), now=world.clock.now
     )
     assert isinstance(turned, Turned)
     assert (turned.status, turned.code) == (429, "queue_full")
@@ -219,7 +220,7 @@ def test_who_waits_keeps_its_place_although_others_have_filled_the_queue() -> No
     queued = again(world, choosing)
     assert isinstance(queued, Queued)
     for ticket in range(limits.HELD_REQUESTS):
-        world.hold.handle(Joined(waiting=replace(queued.waiting, ticket=ticket)), world.clock.now)
+        world.router.queue.join(replace(queued.waiting, ticket=ticket), lambda: None, world.clock.now)
     assert isinstance(again(world, choosing), Queued)
     assert isinstance(again(world, world.ask("r2")), Turned)
 
@@ -238,7 +239,7 @@ def test_who_waited_long_uses_the_room_of_the_class_that_it_rose_to() -> None:
     world.clock.now = began + 60_000
     routed = world.route(choosing)
     assert (routed.request_class, routed.stands_as) == ("background", "interactive")
-    assert route_of(routed, 1).request_class == "interactive", "the target judges by it, too"
+    assert route_of(routed).request_class == "interactive", "the target judges by it, too"
 
 
 def test_waits_before_and_after_a_failure_are_one_wait_with_one_end() -> None:
@@ -250,10 +251,12 @@ def test_waits_before_and_after_a_failure_are_one_wait_with_one_end() -> None:
     assert choosing.held_ms(world.clock.now) == 4_000
     world.work.finish(1)
     routed = world.route(choosing)
-    choosing.fail(routed.seq)
+    choosing.end(routed.attempt)
     world.clock.now += 1_000
     world.work.start("llama", 1.0, world.clock.now)
-    after = choosing.decide(attempt=2, tried=frozenset(), refused=frozenset({routed.at}), now=world.clock.now)
+    after = choosing.decide(
+        attempt=2, tried=frozenset(), refused=frozenset({routed.choice.endpoint}), now=world.clock.now
+    )
     assert isinstance(after, Queued)
     assert (after.until_ms, after.waiting.since_ms) == (queued.until_ms, queued.waiting.since_ms)
     assert choosing.held_ms(world.clock.now + 500) == 4_500
@@ -296,7 +299,7 @@ def test_a_request_that_was_shed_is_told_and_counted() -> None:
     background = (("x-pairmesh-class", "background"),)
     while isinstance(turned := again(world, world.ask(headers=background)), Queued):
         assert turned.turned.code == "shed"
-        world.hold.handle(Joined(waiting=turned.waiting), world.clock.now)
+        world.router.queue.join(turned.waiting, lambda: None, world.clock.now)
     assert isinstance(turned, Turned)
     assert (turned.status, turned.code) == (429, "shed")
     assert turned.retry_after_s is not None
@@ -316,7 +319,7 @@ def test_a_narrowing_hint_that_makes_no_sense_is_refused_without_a_decision() ->
     assert 'pairmesh_decisions_total{action="reject",reason="hint_malformed"} 1\n' in text
     assert 'pairmesh_hints_total{hint="require",outcome="excluded"} 1\n' in text
     assert choosing.until_ms is None
-    assert len(world.ledger) == 0
+    assert len(world.router.ledger) == 0
 
 
 def test_prediction_errors_count_from_the_dispatch_of_the_attempt_that_served() -> None:
@@ -325,13 +328,13 @@ def test_prediction_errors_count_from_the_dispatch_of_the_attempt_that_served() 
     choosing = world.ask()
     routed = world.route(choosing)
     report = a_report(routed, dispatched_ms=1_005_000.0, marks=marks(1_005_000))
-    choosing.finish(routed.seq)
+    choosing.end(routed.attempt)
     world.placing.attempted(report, 50)
     world.placing.answered(a_line(routed.decision_id, total_ms=6_100.0, first_byte_ms=5_095.0))
     outcome = world.kept.records[0].outcome
     assert outcome is not None
-    assert outcome.err_ttft == pytest.approx(math.log(100.0 / routed.ttft_ms))
-    assert outcome.err_ect == pytest.approx(math.log(1_100.0 / routed.ect_ms))
+    assert outcome.err_ttft == pytest.approx(math.log(100.0 / (1000.0 * routed.choice.est.ttft)))
+    assert outcome.err_ect == pytest.approx(math.log(1_100.0 / (1000.0 * routed.choice.est.ect)))
     assert outcome.ttft_ms == 5_095
 
 
@@ -341,13 +344,13 @@ def test_an_answer_in_one_piece_says_nothing_about_its_first_token() -> None:
     choosing = world.ask(stream=False)
     routed = world.route(choosing)
     whole = marks(1_000_000, content_events=None, first_content_ms=None, first_byte_ms=1_001_100.0)
-    choosing.finish(routed.seq)
+    choosing.end(routed.attempt)
     world.placing.attempted(a_report(routed, marks=whole), 50)
     world.placing.answered(a_line(routed.decision_id, first_byte_ms=1_100.0))
     outcome = world.kept.records[0].outcome
     assert outcome is not None
     assert outcome.err_ttft is None
-    assert outcome.err_ect == pytest.approx(math.log(1_100.0 / routed.ect_ms))
+    assert outcome.err_ect == pytest.approx(math.log(1_100.0 / (1000.0 * routed.choice.est.ect)))
 
 
 def test_a_client_that_left_in_mid_answer_is_no_prediction_error_and_its_tokens_count() -> None:
@@ -355,7 +358,7 @@ def test_a_client_that_left_in_mid_answer_is_no_prediction_error_and_its_tokens_
     world.own(an_endpoint())
     choosing = world.ask()
     routed = world.route(choosing)
-    choosing.fail(routed.seq)
+    choosing.end(routed.attempt)
     gone = an_outcome(routed, Result.CANCELLED)
     world.placing.attempted(a_report(routed, gone, marks=marks(1_000_000, content_events=12)), None)
     world.placing.answered(a_line(routed.decision_id, status=499, code="client_gone"))
@@ -367,7 +370,7 @@ def test_a_client_that_left_in_mid_answer_is_no_prediction_error_and_its_tokens_
 
 def serve(world: World, choosing: Choosing, result: Result = Result.DONE, **over: Any) -> Routed:
     routed = world.route(choosing)
-    choosing.finish(routed.seq)
+    choosing.end(routed.attempt)
     world.placing.attempted(a_report(routed, an_outcome(routed, result), **over), None)
     code = "client_gone" if result is Result.CANCELLED else None
     world.placing.answered(a_line(routed.decision_id, code=code))
@@ -385,8 +388,11 @@ def test_the_client_is_told_what_stood_in_for_the_model_it_named() -> None:
     strict = world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
     assert isinstance(strict, Turned)
     routed = world.route(world.ask(headers=(("x-pairmesh-match", "quant"),)))
-    assert (routed.served, routed.match) == ("big", "quant")
-    assert world.route(world.ask(model="big", headers=(("x-pairmesh-match", "quant"),))).match is None
+    assert (routed.choice.model, routed.choice.match) == ("big", Match.QUANT)
+    assert (
+        world.route(world.ask(model="big", headers=(("x-pairmesh-match", "quant"),))).choice.match
+        is Match.EXACT
+    )
 
 
 def test_requests_go_on_leaving_the_mesh_until_it_is_nearly_as_good_again() -> None:
@@ -398,13 +404,13 @@ def test_requests_go_on_leaving_the_mesh_until_it_is_nearly_as_good_again() -> N
     )
     batch = ("x-pairmesh-class", "batch")
     away = (("x-pairmesh-locality", "any"), batch)
-    assert serve(world, world.ask(headers=(batch,))).endpoint == "llama"
-    assert not world.spilling
+    assert serve(world, world.ask(headers=(batch,))).choice.endpoint_name == "llama"
+    assert not world.router.spilling
     routed = world.route(world.ask(headers=away))
-    assert (routed.endpoint, world.spilling) == ("out", {RequestClass.BATCH})
+    assert (routed.choice.endpoint_name, world.router.spilling) == ("out", {RequestClass.BATCH})
     world.peer("beta", an_endpoint())
-    assert world.route(world.ask(headers=away)).endpoint == "llama"
-    assert not world.spilling
+    assert world.route(world.ask(headers=away)).choice.endpoint_name == "llama"
+    assert not world.router.spilling
 
 
 def test_a_session_is_kept_where_it_was_served_and_the_client_is_told() -> None:
@@ -413,7 +419,7 @@ def test_a_session_is_kept_where_it_was_served_and_the_client_is_told() -> None:
     assert serve(world, world.ask(headers=())).session is None
     assert serve(world, world.ask(headers=named)).session == "miss"
     assert serve(world, world.ask(headers=named)).session == "hit"
-    assert len(world.sessions) == 1
+    assert len(world.router.sessions) == 1
 
 
 def test_what_a_session_was_answered_is_counted_as_cached_where_it_was_served() -> None:
@@ -424,7 +430,7 @@ def test_what_a_session_was_answered_is_counted_as_cached_where_it_was_served() 
     routed = world.route(served)
     assert served.request is not None
     assert served.request.pin is not None
-    assert served.request.pin.tokens == routed.prompt_tokens + STREAMED
+    assert served.request.pin.tokens == routed.choice.prompt_tokens + STREAMED
 
 
 def test_a_policy_without_affinity_says_that_sessions_are_off() -> None:
@@ -448,7 +454,7 @@ def test_a_session_is_kept_although_its_client_cut_the_answer_short() -> None:
     world = two_nodes()
     named = (("x-session-id", "s1"),)
     serve(world, world.ask(headers=named), Result.CANCELLED)
-    assert len(world.sessions) == 1
+    assert len(world.router.sessions) == 1
 
 
 def test_a_request_that_ended_before_any_answer_pins_no_session() -> None:
@@ -456,7 +462,7 @@ def test_a_request_that_ended_before_any_answer_pins_no_session() -> None:
     named = (("x-session-id", "s1"),)
     serve(world, world.ask(headers=named), Result.CANCELLED, marks=None)
     serve(world, world.ask(headers=named), Result.FAILED, marks=None)
-    assert len(world.sessions) == 0
+    assert len(world.router.sessions) == 0
 
 
 def test_what_was_sent_far_away_is_counted_until_a_record_can_have_seen_it() -> None:
@@ -468,7 +474,7 @@ def test_what_was_sent_far_away_is_counted_until_a_record_can_have_seen_it() -> 
     for later_ms, counted in ((250, 1), (60, 0)):
         world.clock.now += later_ms
         world.hear("beta", static, volatile, rtt_ms=300)
-        assert len(world.ledger.owed) == counted
+        assert len(world.router.ledger.owed) == counted
 
 
 def test_requests_of_one_id_never_mix() -> None:
@@ -476,7 +482,7 @@ def test_requests_of_one_id_never_mix() -> None:
     asked = [(world.ask("same"), number) for number in range(8)]
     routed = [(world.route(choosing), choosing, number) for choosing, number in asked]
     for way, choosing, number in reversed(routed):
-        choosing.finish(way.seq)
+        choosing.end(way.attempt)
         world.placing.attempted(a_report(way, request_id="same"), number)
         world.placing.answered(a_line(way.decision_id, request_id="same", total_ms=float(number + 1)))
     kept = {record.id: record.outcome for record in world.kept.records}
@@ -485,7 +491,7 @@ def test_requests_of_one_id_never_mix() -> None:
         outcome = kept[way.decision_id]
         assert outcome is not None
         assert (outcome.out_tokens, outcome.total_ms) == (number, number + 1)
-    assert len(world.ledger) == 0
+    assert len(world.router.ledger) == 0
 
 
 def test_what_the_ingress_served_is_no_request_of_this_router() -> None:
@@ -548,7 +554,7 @@ class Requests(RuleBasedStateMachine):
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
         choosing, routed, _ = data.draw(st.sampled_from(self.open))
-        choosing.first_token(routed.seq)
+        choosing.first_token(routed.attempt)
 
     @precondition(lambda self: self.open)
     @rule(
@@ -558,10 +564,10 @@ class Requests(RuleBasedStateMachine):
     )
     def ends(self, data: st.DataObject, result: Result, again: bool) -> None:
         choosing, routed, _ = self._take(data)
-        (choosing.finish if result is Result.DONE else choosing.fail)(routed.seq)
+        choosing.end(routed.attempt)
         self.world.placing.attempted(a_report(routed, an_outcome(routed, result)), None)
         for _ in range(1 + again):
-            choosing.fail(routed.seq)
+            choosing.end(routed.attempt)
             self.world.placing.answered(a_line(routed.decision_id))
         self.ended += 1
 
@@ -569,10 +575,10 @@ class Requests(RuleBasedStateMachine):
     @rule(data=st.data(), busy=st.booleans())
     def fails_over(self, data: st.DataObject, busy: bool) -> None:
         choosing, routed, tried = self._take(data)
-        choosing.fail(routed.seq)
+        choosing.end(routed.attempt)
         outcome = answered(routed, 503, FailureClass.BUSY) if busy else failed(routed, Cause.CONNECT_REFUSED)
         self.world.placing.attempted(a_report(routed, outcome, marks=None), None)
-        if not self._decide(choosing, len(tried) + 2, tried | {routed.at}):
+        if not self._decide(choosing, len(tried) + 2, tried | {routed.choice.endpoint}):
             self.world.placing.answered(a_line(routed.decision_id, status=502, code="upstream_unreachable"))
             self.ended += 1
 
@@ -586,20 +592,20 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         world = self.world
-        assert len(world.ledger) == len(self.open)
+        assert len(world.router.ledger) == len(self.open)
         assert set(world.placing.open) == {routed.decision_id for _, routed, _ in self.open}
         assert len(world.kept.records) == self.ended
-        own = sum(routed.at == key_of("me") for _, routed, _ in self.open)
+        own = sum(routed.choice.endpoint == key_of("me") for _, routed, _ in self.open)
         assert world.work.in_flight("llama") == own
 
     def teardown(self) -> None:
         for choosing, routed, _ in self.open:
-            choosing.fail(routed.seq)
+            choosing.end(routed.attempt)
             self.world.placing.answered(a_line(routed.decision_id, status=503, code="shutting_down"))
-        assert len(self.world.ledger) == 0
+        assert len(self.world.router.ledger) == 0
         assert not self.world.placing.open
-        assert not self.world.ledger.owed
-        assert not self.world.ledger.loading
+        assert not self.world.router.ledger.owed
+        assert not self.world.router.ledger.loading
         assert self.world.work.in_flight("llama") == 0
 
 
@@ -615,20 +621,25 @@ def test_a_second_attempt_is_told_in_the_record_of_the_first_and_the_session_goe
     world.peer("beta", an_endpoint())
     choosing = world.ask(request_id="hedged")
     first = world.route(choosing)
-    other = key_of("beta" if first.at == key_of("me") else "me")
+    other = key_of("beta" if first.choice.endpoint == key_of("me") else "me")
     now = world.clock.boot_ms()
-    assert choosing.has_other(tried=frozenset({first.at}), refused=frozenset(), now=now)
-    assert not choosing.has_other(tried=frozenset({first.at, other}), refused=frozenset(), now=now)
-    spare = choosing.spare(beside=first, attempt=2, tried=frozenset({first.at}), refused=frozenset(), now=now)
+    assert choosing.has_other(tried=frozenset({first.choice.endpoint}), refused=frozenset(), now=now)
+    assert not choosing.has_other(
+        tried=frozenset({first.choice.endpoint, other}), refused=frozenset(), now=now
+    )
+    spare = choosing.spare(
+        beside=first, attempt=2, tried=frozenset({first.choice.endpoint}), refused=frozenset(), now=now
+    )
     assert spare is not None
-    assert (spare.at, spare.decision_id) == (other, first.decision_id)
-    assert len(world.ledger) == 2
-    choosing.first_token(spare.seq)
-    assert choosing.choice is not None
-    assert choosing.choice.endpoint == other
-    choosing.fail(first.seq)
-    choosing.finish(spare.seq)
-    assert len(world.ledger) == 0
+    assert (spare.choice.endpoint, spare.decision_id) == (other, first.decision_id)
+    assert len(world.router.ledger) == 2
+    choosing.first_token(spare.attempt)
+    assert choosing.placement is not None
+    assert choosing.placement.choice is not None
+    assert choosing.placement.choice.endpoint == other
+    choosing.end(first.attempt)
+    choosing.end(spare.attempt)
+    assert len(world.router.ledger) == 0
 
 
 def test_an_answer_that_is_kept_where_it_is_given_gets_no_second_attempt() -> None:

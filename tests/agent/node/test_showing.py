@@ -14,7 +14,7 @@ from tests.agent.node.test_listing import an_ollama
 
 
 def question(world: World, rtts: dict[Id16, int] | None = None, **over: object) -> Choosing:
-    showing = Showing(fleet=lambda: world.viewing.fleet, rtts=lambda: rtts or {}, rng=Random(1))
+    showing = Showing(fleet=lambda: world.router.fleet, rtts=lambda: rtts or {}, rng=Random(1))
     return showing(an_asked(world.clock.now, dialect=NATIVE, is_work=False, **over))
 
 
@@ -37,15 +37,19 @@ def test_owners_are_asked_in_turn_and_nothing_is_booked() -> None:
     for name in ("me", "c", "b"):
         routed = asked(choosing, world.clock.now, *tried)
         assert isinstance(routed, Routed)
-        assert (routed.at, routed.node is None) == (key_of(name, "ollama"), name == "me")
-        assert (routed.served, routed.prompt_tokens, routed.service_ms) == ("tiny:latest", 0, 0.0)
-        for end in (choosing.first_token, choosing.finish, choosing.fail):
-            end(routed.seq)
-        tried.append(routed.at)
+        assert (routed.choice.endpoint, routed.choice.is_self) == (key_of(name, "ollama"), name == "me")
+        assert (routed.choice.model, routed.choice.prompt_tokens, routed.choice.decode_s) == (
+            "tiny:latest",
+            0,
+            0.0,
+        )
+        for end in (choosing.first_token, choosing.end):
+            end(routed.attempt)
+        tried.append(routed.choice.endpoint)
     turned = asked(choosing, world.clock.now, *tried)
     assert isinstance(turned, Turned)
     assert (turned.status, turned.code, turned.decision_id) == (502, "tried", None)
-    assert not world.ledger.owed
+    assert not world.router.ledger.owed
     assert not world.kept.records
 
 
@@ -82,7 +86,7 @@ def test_a_question_that_nobody_can_answer_is_turned_away(
 
 def test_work_and_questions_go_to_their_own_placers() -> None:
     world = a_world()
-    showing = Showing(fleet=lambda: world.viewing.fleet, rtts=dict, rng=Random(1))
+    showing = Showing(fleet=lambda: world.router.fleet, rtts=dict, rng=Random(1))
     place = placer_of(world.placing, showing)
     work: Asked = an_asked(world.clock.now)
     assert not isinstance(place(work), Question)

@@ -29,20 +29,20 @@ async def test_an_endpoint_is_suspect_from_its_silence_to_its_next_byte() -> Non
         await client.send(post(relay.port, b'{"model":"m","stream":true}'))
         await client.head()
         await client.chunk()
-        lateness = relay.wiring.lateness
+        lateness = relay.wiring.router.lateness
         suspects = lateness.suspects
-        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 9_000)
+        sweep_lateness(relay.wiring.in_hand, relay.wiring.router, relay.clock.boot_ms() + 9_000)
         assert suspects == set()
-        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 10_500)
+        sweep_lateness(relay.wiring.in_hand, relay.wiring.router, relay.clock.boot_ms() + 10_500)
         assert suspects == {at("e0")}
         go.set()
         await client.chunk()
-        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 9_000)
+        sweep_lateness(relay.wiring.in_hand, relay.wiring.router, relay.clock.boot_ms() + 9_000)
         assert suspects == set()
-        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 10_500)
+        sweep_lateness(relay.wiring.in_hand, relay.wiring.router, relay.clock.boot_ms() + 10_500)
         client.close()
         await until(lambda: not relay.wiring.in_hand)
-        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 10_500)
+        sweep_lateness(relay.wiring.in_hand, relay.wiring.router, relay.clock.boot_ms() + 10_500)
         assert suspects == set()
 
 
@@ -61,8 +61,8 @@ async def test_what_was_not_begun_and_what_the_client_holds_up_is_no_silence() -
         for request in relay.wiring.in_hand:
             if request.silent_at(relay.clock.boot_ms() + 20_000) is not None:
                 request.pause()  # type: ignore[attr-defined]
-        lateness = relay.wiring.lateness
-        sweep_lateness(relay.wiring.in_hand, lateness, relay.clock.boot_ms() + 20_000)
+        lateness = relay.wiring.router.lateness
+        sweep_lateness(relay.wiring.in_hand, relay.wiring.router, relay.clock.boot_ms() + 20_000)
         assert lateness.suspects == set()
         for client in (waiting, streaming):
             client.close()
@@ -78,17 +78,18 @@ def test_a_suspect_serves_only_if_nobody_else_can() -> None:
     world = World()
     world.own(an_endpoint())
     world.peer("beta", an_endpoint())
-    world.lateness.sweep(0, frozenset({key_of("me")}))
+    world.router.lateness.sweep(0, frozenset({key_of("me")}))
     served = set()
     for number in range(20):
         choosing = world.ask(f"r{number}")
         routed = world.route(choosing)
-        choosing.finish(routed.seq)
-        served.add(routed.at)
+        choosing.end(routed.attempt)
+        served.add(routed.choice.endpoint)
     assert served == {key_of("beta")}
     world.admit()
     last = world.route(world.ask())
-    assert (last.at, last.reason) == (key_of("me"), "degraded")
+    assert last.decision is not None
+    assert (last.choice.endpoint, last.decision.reason.value) == (key_of("me"), "degraded")
 
 
 class Mute:
@@ -100,8 +101,8 @@ class Mute:
 
 async def test_the_watch_sleeps_without_requests_and_wakes_with_the_first() -> None:
     async with running(0) as relay:
-        suspects = relay.wiring.lateness.suspects
-        relay.wiring.lateness.sweep(0, frozenset({at("gone-by")}))
+        suspects = relay.wiring.router.lateness.suspects
+        relay.wiring.router.lateness.sweep(0, frozenset({at("gone-by")}))
         watching = asyncio.create_task(watch_lateness(relay.wiring))
         await until(lambda: suspects == set())
         request: Any = Mute()

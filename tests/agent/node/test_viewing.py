@@ -188,10 +188,10 @@ def test_a_member_that_left_the_roster_is_gone_at_once() -> None:
     world = World()
     world.peer("beta", an_endpoint())
     assert id16("beta") in world.board.current.nodes
-    assert {row.key for row in world.viewing.fleet.rows} == {key_of("beta")}
+    assert {row.key for row in world.router.fleet.rows} == {key_of("beta")}
     world.admit()
     assert id16("beta") not in world.board.current.nodes
-    assert world.viewing.fleet.rows == ()
+    assert world.router.fleet.rows == ()
 
 
 def test_this_node_is_always_there_whatever_the_roster_says() -> None:
@@ -199,7 +199,7 @@ def test_this_node_is_always_there_whatever_the_roster_says() -> None:
     world.own(an_endpoint())
     world.admit("beta")
     world.admit()
-    assert [row.key for row in world.viewing.fleet.rows] == [key_of("me")]
+    assert [row.key for row in world.router.fleet.rows] == [key_of("me")]
     assert world.viewing.members == {id16("me"): a_member("me")}
 
 
@@ -208,7 +208,7 @@ def test_the_fleet_and_the_board_are_of_one_view() -> None:
     for step in range(3):
         world.own(an_endpoint())
         world.peer("beta", an_endpoint(slots=step + 1))
-        assert world.viewing.fleet.gen == world.board.current.gen
+        assert world.router.fleet.gen == world.board.current.gen
 
 
 @pytest.mark.parametrize("state", [Liveness.GONE, Liveness.LEFT, Liveness.REMOVED])
@@ -216,7 +216,7 @@ def test_who_is_gone_offers_nothing(state: Liveness) -> None:
     world = World()
     world.peer("beta", an_endpoint())
     world.peer("beta", an_endpoint(), state=state)
-    assert world.viewing.fleet.rows == ()
+    assert world.router.fleet.rows == ()
 
 
 def test_a_restarted_node_is_not_held_to_the_faults_of_its_former_process() -> None:
@@ -224,18 +224,18 @@ def test_a_restarted_node_is_not_held_to_the_faults_of_its_former_process() -> N
     world.peer("beta", an_endpoint())
     world.peer("gamma", an_endpoint())
     for name in ("beta", "gamma"):
-        world.breakers.failed(key_of(name), world.clock.now, connection_refused=True)
+        world.router.breakers.failed(key_of(name), world.clock.now, connection_refused=True)
     world.peer("beta", an_endpoint())
-    assert world.breakers.state(key_of("beta"), world.clock.now) is BreakerState.OPEN
+    assert world.router.breakers.state(key_of("beta"), world.clock.now) is BreakerState.OPEN
     world.peer("beta", an_endpoint(), epoch=2)
-    assert world.breakers.state(key_of("beta"), world.clock.now) is BreakerState.CLOSED
-    assert world.breakers.state(key_of("gamma"), world.clock.now) is BreakerState.OPEN
+    assert world.router.breakers.state(key_of("beta"), world.clock.now) is BreakerState.CLOSED
+    assert world.router.breakers.state(key_of("gamma"), world.clock.now) is BreakerState.OPEN
 
 
 def test_own_word_is_believed_before_anybody_else_hears_it() -> None:
     world = World()
     world.own(an_endpoint())
-    assert world.route(world.ask()).node is None
+    assert world.route(world.ask()).choice.is_self
     world.own(an_endpoint(resident=()))
     told = world.ask().decide(attempt=1, tried=frozenset(), refused=frozenset(), now=1_000_000)
     assert isinstance(told, Turned)
@@ -248,12 +248,12 @@ def test_who_takes_no_requests_is_left_out_by_name_and_asked_again_once_it_does(
     world.peer("gamma", an_endpoint())
     world.viewing.reach_changed({id16("beta")})
     chosen = world.route(world.ask())
-    assert chosen.at == key_of("gamma")
-    world.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
+    assert chosen.choice.endpoint == key_of("gamma")
+    world.router.breakers.failed(key_of("beta"), world.clock.now, connection_refused=True)
     world.viewing.reach_changed({id16("beta"), id16("gamma")})
     turned = world.ask("r2").decide(attempt=1, tried=frozenset(), refused=frozenset(), now=world.clock.now)
     assert isinstance(turned, Turned)
     assert (turned.code, turned.status) == ("unreachable", 503)
     world.viewing.reach_changed({id16("gamma")})
-    assert world.breakers.state(key_of("beta"), world.clock.now) is BreakerState.CLOSED
-    assert world.route(world.ask("r3")).at == key_of("beta")
+    assert world.router.breakers.state(key_of("beta"), world.clock.now) is BreakerState.CLOSED
+    assert world.route(world.ask("r3")).choice.endpoint == key_of("beta")

@@ -93,7 +93,7 @@ async def test_an_endpoint_that_refuses_is_dialled_once_and_then_left_alone() ->
             clock=world.clock,
             place=world.placing,
             observer=watched.observing,
-            breakers=world.breakers,
+            router=world.router,
         ) as relay,
     ):
         hints = []
@@ -159,7 +159,7 @@ async def mixed(scripts: list[Script], *, dead: bool) -> None:
             clock=world.clock,
             place=world.placing,
             observer=watched.observing,
-            breakers=world.breakers,
+            router=world.router,
         ) as relay,
     ):
 
@@ -179,7 +179,7 @@ async def mixed(scripts: list[Script], *, dead: bool) -> None:
         await until(lambda: not relay.wiring.in_hand)
         relay.assert_idle()
     watched.observing.settle()
-    assert (len(world.ledger), world.ledger.owed, world.placing.open) == (0, {}, {})
+    assert (len(world.router.ledger), world.router.ledger.owed, world.placing.open) == (0, {}, {})
     assert (world.work.in_flight("e0"), world.work.in_flight("e1")) == (0, 0)
     assert len(world.kept.records) == len(scripts)
     assert all(record.outcome is not None for record in world.kept.records)

@@ -13,7 +13,6 @@ from agent.effects.clock import Clock, SystemClock
 from agent.effects.tasks import Tasks
 from agent.relay.accept import Acceptor, Roll
 from agent.relay.api import ApiFront, Doors
-from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Buffered
 from agent.relay.headers import Dates
 from agent.relay.listener import ServerConnection
@@ -37,18 +36,18 @@ from agent.relay.ports import (
     Turned,
 )
 from agent.relay.wiring import Hands, Wiring
-from router_core.ids import NodeId
-from router_core.placement.hold import Hold, Waiting
-from router_core.placement.holding import Holding
-from router_core.placement.request import Endpoint, RequestClass
+from router_core.ids import Id32, NodeId, NodeName
+from router_core.placement.hold import Waiting
+from router_core.placement.reasons import HintOutcome
+from router_core.placement.request import Endpoint, HintNote, RequestClass
 from router_core.policy.exchange import ExchangePolicy, Hedge
-from router_core.policy.placement import PlacementPolicy
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect
-from router_core.router.breaker import Breakers
 from router_core.router.failure import FailureClass
-from router_core.router.lateness import Lateness
+from router_core.router.router import Router
 from router_core.view.cluster import NodeView
+from router_core.view.fold import empty
+from tests.support.routes import a_choice, a_route
 
 
 def at(endpoint: str, node: str = "") -> Endpoint:
@@ -157,6 +156,7 @@ class Chooser:
         self._asked = asked
         self.until_ms = fleet.until_ms
         self._held_since: int | None = None
+        self._seqs: dict[int, int] = {}
 
     def consult(self) -> Coroutine[None, None, None] | None:
         return None if self._fleet.consult is None else self._fleet.consult()
@@ -184,29 +184,14 @@ class Chooser:
                 full = True
                 continue
             fleet.open_seqs[fleet.decisions] = endpoint
-            return Routed(
-                decision_id=f"d{fleet.decisions}",
-                at=key,
-                node=NodeId(node) if node else None,
-                label=f"@{node[:8] or 'here'}/{endpoint}",
-                endpoint=endpoint,
-                served=fleet.served,
-                reason="native",
+            self._seqs[attempt] = fleet.decisions
+            return a_route(
+                a_choice(endpoint, node=node, key=key, model=fleet.served),
+                attempt=attempt,
+                called=f"d{fleet.decisions}",
                 seq=fleet.decisions,
-                inst=7,
-                route_seq=fleet.decisions,
-                prompt_tokens=10,
-                output_tokens=20,
-                request_class="interactive",
-                ahead=None,
-                left_ms=60_000,
-                resident=True,
-                ttft_ms=100.0,
-                load_ms=0.0,
-                ect_ms=200.0,
-                service_ms=100.0,
+                hints=(HintNote(hint="class", outcome=HintOutcome.HONOURED),),
                 held_ms=self.held_ms(now),
-                hints="class=honoured",
             )
         return self._full(now) if full else Turned(decision_id="none", status=502, code="tried")
 
@@ -250,14 +235,12 @@ class Chooser:
     def held_ms(self, now: int) -> int | None:
         return None if self._held_since is None else now - self._held_since
 
-    def first_token(self, seq: int) -> None:
+    def first_token(self, attempt: int) -> None:
         self._fleet.fail_at("first_token")
-        assert seq in self._fleet.open_seqs
+        assert self._seqs[attempt] in self._fleet.open_seqs
 
-    def finish(self, seq: int) -> None:
-        del self._fleet.open_seqs[seq]
-
-    fail = finish
+    def end(self, attempt: int) -> None:
+        del self._fleet.open_seqs[self._seqs.pop(attempt)]
 
 
 @dataclass(slots=True)
@@ -357,9 +340,15 @@ class Relay:
         """Nothing is left in hand."""
         assert not self.wiring.in_hand
         assert not self.fleet.open_seqs
-        assert not self.wiring.holding
-        assert not len(self.wiring.lateness)
+        assert not self.wiring.router.queue
+        assert not len(self.wiring.router.lateness)
         assert self.buffered.held == 0
+
+
+def a_router(clock: Clock, policy: ExchangePolicy) -> Router:
+    """A router that knows of no node."""
+    view = empty(Id32(bytes(32)), NodeName("here"))
+    return Router(view, rng=Random(1), now=clock.boot_ms(), exchange=policy)
 
 
 def build(
@@ -367,7 +356,7 @@ def build(
     policy: ExchangePolicy | None = None,
     first_bytes: FirstBytes | None = None,
     observer: Observer | None = None,
-    breakers: Breakers | None = None,
+    router: Router | None = None,
 ) -> Relay:
     """A relay without listeners; its tasks report to ``watch``, and so do its requests unless to ``observer``."""
     clock = clock or SystemClock()
@@ -380,14 +369,11 @@ def build(
         pool=Pool(asyncio.get_running_loop()),
         tasks=Tasks(watch.failed),
         targets=fleet,
-        breakers=Breakers(policy) if breakers is None else breakers,
-        dispatch=DispatchRate(clock),
+        router=router or a_router(clock, policy),
         observer=observer or watch,
         heard_state=lambda signed, signature: states.append((signed, signature)),
         rng=Random(1),
         in_hand=Hands(clock),
-        holding=Holding(Hold(PlacementPolicy())),
-        lateness=Lateness(policy),
         first_bytes=first_bytes or NobodyAsks(),
     )
     return Relay(
@@ -419,11 +405,11 @@ async def running(
     first_bytes: FirstBytes | None = None,
     place: Placer | None = None,
     observer: Observer | None = None,
-    breakers: Breakers | None = None,
+    router: Router | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay whose API is up, with one local endpoint ``e0``, ``e1``... per upstream port. ``place`` chooses among them,
     else they are tried in order."""
-    relay = build(clock, policy, first_bytes, observer, breakers)
+    relay = build(clock, policy, first_bytes, observer, router)
     for number, port in enumerate(upstreams):
         relay.fleet.add(Local(f"e{number}", port))
     sock = bound()

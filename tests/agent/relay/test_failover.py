@@ -108,7 +108,7 @@ async def test_a_refused_connection_goes_on_and_opens_the_breaker_at_once() -> N
         assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, "@here/e1")
         assert relay.watch.attempts[0].outcome.cause is Cause.CONNECT_REFUSED
         now = relay.clock.boot_ms()
-        assert relay.wiring.breakers.state(relay.watch.attempts[0].routed.at, now) == 2
+        assert relay.wiring.router.breakers.state(relay.watch.attempts[0].routed.choice.endpoint, now) == 2
 
 
 async def test_an_endpoint_that_accepts_nothing_costs_its_connect_limit_only() -> None:

@@ -36,7 +36,7 @@ class Scene:
         self.clients.append(client)
         await client.send(post(self.relay.port, body))
         relay = self.relay
-        await until(lambda: len(relay.wiring.in_hand) > held and len(relay.wiring.holding) == held)
+        await until(lambda: len(relay.wiring.in_hand) > held and len(relay.wiring.router.queue) == held)
         return client
 
 
@@ -117,7 +117,7 @@ async def test_a_client_that_leaves_while_held_is_forgotten_at_once(leave: Calla
         gone = await scene.sent(BODIES[1], held=1)
         last = await scene.sent(BODIES[2], held=2)
         leave(gone)
-        await until(lambda: len(relay.wiring.holding) == 1)
+        await until(lambda: len(relay.wiring.router.queue) == 1)
         assert relay.buffered.held == len(BODIES[0]) + len(BODIES[2])
         assert [(line.status, line.code, line.decision_id) for line in relay.watch.lines] == [
             (499, "client_gone", "full")
@@ -183,7 +183,7 @@ async def test_whoever_waits_and_finds_everybody_gone_is_told_so() -> None:
         first = await scene.sent(BODIES[0], held=0)
         second = await scene.sent(BODIES[1], held=1)
         scene.relay.fleet.order.clear()
-        scene.relay.wiring.holding.news(0)
+        scene.relay.wiring.router.queue.news(0)
         heard = await second.heard()
         assert (heard.status, code_of(heard)) == (502, "tried")
         scene.answer()
@@ -196,7 +196,7 @@ async def test_a_fault_of_our_own_while_held_gives_everything_back() -> None:
         first = await scene.sent(BODIES[0], held=0)
         second = await scene.sent(BODIES[1], held=1)
         relay.fleet.break_at = "decide"
-        relay.wiring.holding.news(0)
+        relay.wiring.router.queue.news(0)
         assert (await second.heard()).status == 502
         relay.fleet.break_at = ""
         assert [where for where, _ in relay.watch.faults] == ["exchange"]

@@ -107,11 +107,11 @@ async def test_a_question_is_no_work() -> None:
         assert not {"x-pairmesh-decision-id", "x-pairmesh-reason"} & set(heard.headers)
         (asked,) = relay.fleet.asked
         assert (asked.is_work, asked.dialect, asked.facts.model) == (False, NATIVE, "m")
-        assert relay.wiring.dispatch.total == 0
+        assert relay.wiring.router.dispatch.total == 0
         assert not relay.watch.attempts[0].is_work
         await ask(relay.port, post(relay.port, PROMPT, path=b"/api/generate"))
         assert relay.fleet.asked[1].is_work
-        assert relay.wiring.dispatch.total == 1
+        assert relay.wiring.router.dispatch.total == 1
 
 
 async def test_engines_are_told_of_while_a_first_byte_is_awaited() -> None:

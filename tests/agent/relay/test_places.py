@@ -2,42 +2,20 @@
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from agent.relay.dialects.facts import Facts
 from agent.relay.places import Places, attempt_target
 from agent.relay.ports import Routed
-from router_core.ids import NodeId
 from router_core.policy.exchange import ExchangePolicy
 from tests.agent.relay.rig import Fleet, Local, at
+from tests.support.routes import a_choice, a_route, an_estimate
 
 POLICY = ExchangePolicy()
 
 
 def routed(*, output_tokens: int = 100, ttft_ms: float = 500.0, ect_ms: float = 5_500.0) -> Routed:
     """100 tokens expected at 50 ms each, after half a second."""
-    return Routed(
-        decision_id="d",
-        at=at("e0"),
-        node=None,
-        label="@here/e0",
-        endpoint="e0",
-        served="m",
-        reason="native",
-        seq=1,
-        inst=1,
-        route_seq=1,
-        prompt_tokens=10,
-        output_tokens=output_tokens,
-        request_class="interactive",
-        ahead=None,
-        left_ms=600_000,
-        resident=True,
-        ttft_ms=ttft_ms,
-        load_ms=0.0,
-        ect_ms=ect_ms,
-        service_ms=5_000.0,
-    )
+    est = an_estimate(ttft=ttft_ms / 1000.0, ect=ect_ms / 1000.0)
+    return a_route(a_choice("e0", key=at("e0"), output_tokens=output_tokens, est=est))
 
 
 def overdue_ms(facts: Facts, **over: Any) -> int:
@@ -56,7 +34,7 @@ def test_the_owners_limits_are_kept_where_its_endpoint_is_and_none_is_made_up() 
     assert (own.connect_ms, own.first_byte_ms, own.idle_ms) == (7, 120_000, 9)
     free = attempt_target(POLICY, Local("e0", 1), routed(), Facts(model="m"))
     assert free.first_byte_ms == 0
-    away = attempt_target(POLICY, None, replace(routed(), node=NodeId("beta")), Facts(model="m"))
+    away = attempt_target(POLICY, None, a_route(a_choice("e0", node="beta")), Facts(model="m"))
     assert (away.peer, away.first_byte_ms, away.idle_ms) == (True, 0, 0)
 
 

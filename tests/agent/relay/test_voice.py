@@ -12,8 +12,12 @@ from agent.relay.front import Answer
 from agent.relay.ports import Asked, Routed, Turned
 from agent.relay.voice import ApiVoice
 from router_core.exchange.events import Reply
+from router_core.placement.reasons import HintOutcome
+from router_core.placement.request import HintNote
+from router_core.policy.placement import Match
 from router_core.record.state import Dialect
 from router_core.router.failure import Cause
+from tests.support.routes import a_choice, a_route
 
 VOICE = ApiVoice(tongue_of(b"/v1/chat/completions"), [(b"vary", b"Origin")])
 ASKED = Asked(
@@ -25,28 +29,8 @@ ASKED = Asked(
     body_bytes=1,
     accepted_ms=0,
 )
-ROUTED = Routed(
-    decision_id="d1",
-    at="node/e",
-    node=None,
-    label="@here/e",
-    endpoint="e",
-    served="m",
-    reason="native",
-    seq=1,
-    inst=1,
-    route_seq=1,
-    prompt_tokens=1,
-    output_tokens=1,
-    request_class="interactive",
-    ahead=None,
-    left_ms=1,
-    resident=True,
-    ttft_ms=1.0,
-    load_ms=0.0,
-    ect_ms=1.0,
-    service_ms=1.0,
-)
+ROUTED = a_route()
+HONOURED = HintNote(hint="class", outcome=HintOutcome.HONOURED)
 TURNED = Turned(decision_id="d2", status=429, code="queue_full", retry_after_s=7, counts=(("queue_full", 3),))
 PLAIN = {
     "x-request-id": "r1",
@@ -77,14 +61,17 @@ def test_a_request_that_went_well_is_told_where_what_and_why_and_nothing_else() 
 @pytest.mark.parametrize(
     ("over", "header"),
     [
-        ({"match": "quant"}, ("x-pairmesh-match", "quant")),
+        ({"choice": a_choice("e", match=Match.QUANT)}, ("x-pairmesh-match", "quant")),
         ({"session": "moved"}, ("x-pairmesh-session", "moved")),
-        ({"hints": "prefer=outscored"}, ("x-pairmesh-hints", "prefer=outscored")),
+        (
+            {"hints": (HintNote(hint="prefer", outcome=HintOutcome.OUTSCORED),)},
+            ("x-pairmesh-hints", "prefer=outscored"),
+        ),
         ({"held_ms": 40}, ("server-timing", "queue;dur=40")),
     ],
 )
 def test_each_further_word_has_its_header(over: dict[str, Any], header: tuple[str, str]) -> None:
-    assert said(replace(ROUTED, **over)) == PLAIN | dict([header])
+    assert said(a_route(**over)) == PLAIN | dict([header])
 
 
 def test_an_error_after_a_failover_is_not_to_be_retried() -> None:
@@ -115,7 +102,7 @@ def test_counts_are_told_with_the_refusal_that_they_explain_and_with_no_other() 
 
 
 def test_a_refusal_tells_the_wait_and_the_hints_of_whoever_spoke_last() -> None:
-    routed = replace(ROUTED, hints="class=honoured")
+    routed = a_route(hints=(HONOURED,))
     _, headers = refused("upstream_timeout", 504, routed=routed, attempts=1, held_ms=40)
     assert (headers["x-pairmesh-hints"], headers["server-timing"]) == ("class=honoured", "queue;dur=40")
     _, headers = refused(
@@ -164,8 +151,8 @@ def message(code: str, status: int, **over: Any) -> str:
 
 @pytest.mark.parametrize("name", ["eng\u00fc", "e\r\nx-injected: 1", "e\x1b[31m", "e\x7f"])
 def test_a_name_that_is_no_plain_text_is_left_out_of_every_reply(name: str) -> None:
-    assert "x-pairmesh-node" not in said(replace(ROUTED, label=name))
-    assert "x-pairmesh-model" not in said(replace(ROUTED, served=name))
-    _, headers = refused("tried", 502, routed=replace(ROUTED, label=name), attempts=2)
+    assert "x-pairmesh-node" not in said(a_route(a_choice(label=name)))
+    assert "x-pairmesh-model" not in said(a_route(a_choice(model=name)))
+    _, headers = refused("tried", 502, routed=a_route(a_choice(label=name)), attempts=2)
     assert not {"x-pairmesh-node", "x-injected"} & headers.keys()
     assert name not in headers.values()

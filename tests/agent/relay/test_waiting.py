@@ -48,7 +48,7 @@ async def test_an_attempt_that_is_overdue_goes_on_and_its_endpoint_ranks_worse_u
         await say_ok(exchange)
 
     async with Recorder(slow) as up, Recorder() as other, running(up.port, other.port, policy=QUICK) as relay:
-        lateness = relay.wiring.lateness
+        lateness = relay.wiring.router.lateness
         asked = [asyncio.create_task(ask(relay.port, post(relay.port))) for _ in range(2)]
         await until(lambda: lateness.suspects == {at("e0")})
         assert at("e0") in lateness.costs
@@ -88,7 +88,7 @@ async def test_a_hung_attempt_gets_a_second_one_and_the_client_sees_nothing_of_i
         assert (heard.status, heard.headers["x-pairmesh-node"]) == (200, served)
         assert heard.headers["x-pairmesh-attempts"] == "2"
         await until(lambda: len(relay.watch.attempts) == 2)
-        results = {each.routed.endpoint: each.outcome for each in relay.watch.attempts}
+        results = {each.routed.choice.endpoint_name: each.outcome for each in relay.watch.attempts}
         assert (results[other].result.value, results[other].fault) == ("cancelled", False)
         await until(lambda: one.open_sockets + two.open_sockets <= 1)
         relay.assert_idle()
@@ -192,13 +192,13 @@ async def test_an_endpoint_that_says_it_is_full_ranks_worse_for_a_while() -> Non
 
     async with Recorder(full) as one, Recorder() as two, running(one.port, two.port) as relay:
         assert (await ask(relay.port, post(relay.port))).status == 200
-        lateness, now = relay.wiring.lateness, relay.clock.boot_ms()
+        lateness, now = relay.wiring.router.lateness, relay.clock.boot_ms()
         assert set(lateness.costs) == {at("e0")}
-        sweep_lateness((), lateness, now + 19_000)
+        sweep_lateness((), relay.wiring.router, now + 19_000)
         assert set(lateness.costs) == {at("e0")}
-        sweep_lateness((), lateness, now + 21_000)
+        sweep_lateness((), relay.wiring.router, now + 21_000)
         assert lateness.is_calm
-        assert relay.wiring.breakers.last_fault_ms(at("e0")) is None
+        assert relay.wiring.router.breakers.last_fault_ms(at("e0")) is None
 
 
 async def test_a_peer_that_asks_for_bodies_and_stalls_is_left_after_the_second(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_a_peer_that_asks_for_bodies_and_stalls_is_left_after_the_second(t
         Recorder() as good,
         pair(tmp_path, stalls.port, good.port) as (router, peer),
     ):
-        there, lateness = at("e0", peer.id), router.wiring.lateness
+        there, lateness = at("e0", peer.id), router.wiring.router.lateness
         for number in range(2):
             assert lateness.suspects == set()
             asking = asyncio.create_task(ask(router.port, post(router.port)))

@@ -19,7 +19,6 @@ from agent.observe.instruments import DecisionMetrics, RelayMetrics
 from agent.observe.log import Log
 from agent.relay.accept import Roll
 from agent.relay.api import ApiFront, Doors
-from agent.relay.dispatch import DispatchRate
 from agent.relay.front import Answer
 from agent.relay.intake import HeadReader
 from agent.relay.intake import Request as Parsed
@@ -28,19 +27,13 @@ from agent.relay.ports import AccessLine, PeerRoute, Phase
 from agent.relay.upstream import AnswerHead
 from agent.relay.wiring import Hands, Wiring, sweep_lateness
 from router_core.ids import MeshId, NodeId, NodeName, id8_of, node_id_of
-from router_core.placement.demand import Demand
-from router_core.placement.fleet import Live
-from router_core.placement.hold import Hold
-from router_core.placement.holding import Holding
-from router_core.placement.ledger import Ledger
+from router_core.placement.decision_id import DecisionIds
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Endpoint, RequestClass
-from router_core.placement.sessions import Sessions
+from router_core.placement.request import Endpoint
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
-from router_core.router.breaker import Breakers
 from router_core.router.failure import Cause, FailureClass
-from router_core.router.lateness import Lateness
+from router_core.router.router import Router
 from router_core.view.cluster import NodeView
 from router_core.view.fold import empty
 from tests.nets.adapter.router import (
@@ -441,13 +434,21 @@ class RelayNode:
         self._faults: list[str] = []
         self.log = Log(lambda line: None, self.clock)
         self.work = WatchedWork()
-        self.ledger = Ledger(id8_of(id16(OWN)), INST, self.work)
-        self.breakers, self.lateness = Breakers(numbers), Lateness(numbers)
-        self.profiles = Profiles(profile_policy())
-        self.sessions, self.demand = Sessions(), Demand()
-        self.spilling: set[RequestClass] = set()
-        self.hold = Hold(policy, requests=told["most_waiting"])
-        self.holding = Holding(self.hold)
+        self.board = Board(empty(id32(OWN), NodeName(OWN)))
+        rng = Random(1)
+        self.router = Router(
+            self.board.current,
+            rng=rng,
+            now=self.clock.now,
+            inst=INST,
+            policy=policy,
+            exchange=numbers,
+            profiles=Profiles(profile_policy()),
+            local=self.work,
+            session_secret=b"secret",
+            ids=DecisionIds(rng),
+            most_waiting=told["most_waiting"],
+        )
         self.drains = Drains(
             endpoints=lambda: self._engines,
             in_flight=self.work.in_flight,
@@ -455,38 +456,13 @@ class RelayNode:
             changed=self.say,
             clock=self.clock,
         )
-        self.board = Board(empty(id32(OWN), NodeName(OWN)))
-        self.viewing = Viewing(
-            self.board,
-            own=a_member(OWN),
-            profiles=self.profiles,
-            policy=policy,
-            live=Live(
-                ledger=self.ledger,
-                breakers=self.breakers,
-                hold=self.hold,
-                suspects=self.lateness.suspects,
-                late=self.lateness.costs,
-                spilling=self.spilling,
-            ),
-            reborn=self.breakers.reborn,
-            clock=self.clock,
-        )
+        self.viewing = Viewing(self.board, own=a_member(OWN), router=self.router, clock=self.clock)
         self.viewing.members_changed({id16(name): a_member(name) for name in self._peers}, MESH)
         nothing: Any = SimpleNamespace()
         watchers: Any = _Watchers(self)
-        self.learning = Learning(self.profiles, nothing, lambda: self.viewing.fleet, self.clock, self.log)
+        self.learning = Learning(self.router, nothing, self.clock, self.log)
         self.placing = Placing(
-            fleet=lambda: self.viewing.fleet,
-            ledger=self.ledger,
-            sessions=self.sessions,
-            session_secret=b"secret",
-            rng=Random(1),
-            clock=self.clock,
-            journal=_Journal(self),
-            metrics=DecisionMetrics(),
-            spilling=self.spilling,
-            demand=self.demand,
+            self.router, clock=self.clock, journal=_Journal(self), metrics=DecisionMetrics()
         )
         self.observing = _Observing(
             self._faults,
@@ -509,14 +485,11 @@ class RelayNode:
             pool=pool,
             tasks=tasks,
             targets=targets,
-            breakers=self.breakers,
-            dispatch=DispatchRate(self.clock),
+            router=self.router,
             observer=self.observing,
             heard_state=lambda signed, signature: self.tell({"state": len(signed)}),
             rng=Random(2),
             in_hand=_Hands(self.clock),
-            holding=self.holding,
-            lateness=self.lateness,
         )
         listing: Any = nothing
         self.front = ApiFront(
@@ -600,11 +573,11 @@ class RelayNode:
             engines.append(load | mine | draining)
         demand = tuple(
             {"key8": row.key8, "rpm": row.rpm, "work_c": row.work_c}
-            for row in self.demand.rows(self.clock.now)
+            for row in self.router.demand.rows(self.clock.now)
         )
         told = state | {"engines": engines, "demand": demand}
         self.viewing.said(static(self._own["static"]), volatile(told), 2 * self._own["period_ms"])
-        self.holding.news(self.clock.now)
+        self.router.queue.news(self.clock.now)
 
     def hears(self, peer: Mapping[str, Any], seen: int | None) -> None:
         """A peer's newest records, or the verdict on it, arrive; ``seen`` is the last request that it got from here."""
@@ -613,7 +586,7 @@ class RelayNode:
             state["seen"] = ({"router": id8_of(id16(OWN)), "inst": INST, "seq": seen, "accepted": seen},)
         self._seq += 1
         self.viewing.heard([change_of({**peer, "volatile": state}, self._seq, self.clock.now)])
-        self.holding.news(self.clock.now)
+        self.router.queue.news(self.clock.now)
         self.looks()
 
     def looks(self) -> None:
@@ -623,7 +596,7 @@ class RelayNode:
 
     def sweeps(self) -> None:
         """What is done about once a second."""
-        sweep_lateness([each.work for each in self._open()], self.lateness, self.clock.now)
+        sweep_lateness([each.work for each in self._open()], self.router, self.clock.now)
         self.drains.sweep()
 
     def drain(self, endpoint: str | None) -> None:
@@ -657,28 +630,30 @@ class RelayNode:
         keys = {endpoint_key(at): "/".join(at) for at in ends}
         owed = {
             keys[at]: [plain(each.work_s), each.requests]
-            for at, each in self.ledger.owed.items()
+            for at, each in self.router.ledger.owed.items()
             if at in keys
         }
         return {
-            "reserved": len(self.ledger),
+            "reserved": len(self.router.ledger),
             "owed": owed,
-            "loading": sum(self.ledger.loading.values()),
+            "loading": sum(self.router.ledger.loading.values()),
             "own": {name: self.work.in_flight(name) for name in self._engines},
             "breakers": {
-                name: state for key, name in keys.items() if (state := int(self.breakers.state(key, now)))
+                name: state
+                for key, name in keys.items()
+                if (state := int(self.router.breakers.state(key, now)))
             },
-            "late": {keys[at]: plain(cost) for at, cost in self.lateness.costs.items()},
-            "suspects": sorted(keys[at] for at in self.lateness.suspects),
-            "under_way": len(self.lateness),
-            "waiting": len(self.holding),
-            "waiting_bytes": self.hold.body_bytes,
-            "sessions": len(self.sessions),
-            "spilling": sorted(each.value for each in self.spilling),
-            "lessons": self.profiles.gen,
+            "late": {keys[at]: plain(cost) for at, cost in self.router.lateness.costs.items()},
+            "suspects": sorted(keys[at] for at in self.router.lateness.suspects),
+            "under_way": len(self.router.lateness),
+            "waiting": len(self.router.queue),
+            "waiting_bytes": self.router.queue.body_bytes,
+            "sessions": len(self.router.sessions),
+            "spilling": sorted(each.value for each in self.router.spilling),
+            "lessons": self.router.profiles.gen,
             "open": len(self.placing.open),
             "drains": {str(each.endpoint): each.stage for each in self.drains.docs()},
-            "dispatch": plain(self.wiring.dispatch.row()),
+            "dispatch": plain(self.router.dispatch.row(now)),
         }
 
     def lessons(self) -> dict[str, Any]:
@@ -687,7 +662,7 @@ class RelayNode:
             f"{self._names.get(str(node_id_of(id32(name))), name)}/{key.endpoint}/{key.model}/{key.ctx}": plain(
                 profile
             )
-            for key, profile in self.profiles.items()
+            for key, profile in self.router.profiles.items()
             for name in (*self._peers, OWN)
             if id16(name) == key.node
         }
