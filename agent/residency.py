@@ -2,7 +2,7 @@
 
 Off unless the policy in force allows it. Rules kept here: what is being drained or unloaded is told to ``leave``, and
 everybody is told, before anything is sent to an engine; every order is answered to the machine once; a fault of an
-engine is an answer. Refuses to know what a model is worth.
+engine is an answer. What a model is worth is decided in the core.
 """
 
 import asyncio

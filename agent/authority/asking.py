@@ -2,7 +2,7 @@
 
 Rules: whatever the authority does, asking ends in time with a ``Counsel`` and the request goes on; an answer is asked for
 again only when it may no longer be used; a row of failures stops the asking for a while, then one request tries again.
-Refuses to know what an answer changes.
+It knows nothing of what an answer changes.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """One question to the authority and its answer: a POST on a connection of its own, bounded as it is read.
 
 Rules: nothing is read beyond what an answer may be, no redirect is followed, no interim answer counts, no connection is
-kept: so nothing can be sent into one that nobody listens to, and none is found dead. Refuses to know what is asked and
-how long there is time.
+kept: so nothing can be sent into one that nobody listens to, and none is found dead. It knows neither what is
+asked nor how long it may take.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 A loop that waits for a connection cannot say so while it waits; the kernel can: somebody who waits in the queue of
 the listening socket while the loop takes no turn is proof that it is stuck. An idle loop is never suspected, and no
-connection of our own is needed to find out. Refuses to know what is listened for.
+connection of our own is needed to find out. It knows nothing of what the socket serves.
 """
 
 import select

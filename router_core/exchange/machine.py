@@ -4,7 +4,8 @@ Owns: which attempts are under way, when nothing more may be tried, how long to 
 body byte, every limit before and after it. Rules: nothing reaches the client before ``Commit``; after it no attempt
 follows; each attempt ends in exactly one ``Outcome``; an event of an abandoned attempt changes nothing, so byte against
 abandon is one atomic claim, won by whichever is handled first. No prediction ends an attempt: that it is overdue is
-noted, and at most a second one is made beside it. Refuses to know: sockets, bodies, dialects, how a target was chosen.
+noted, and at most a second one is made beside it. It knows nothing of sockets, bodies, dialects and how a
+target was chosen.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """What pressure levels and full queues mean for an endpoint: the same table for routers and for an ingress.
 
-Levels and scores come signed from the node that measured them; this maps them to what may be served. Refuses to know
-thresholds and holds (the node's own business) and single requests.
+Levels and scores come signed from the node that measured them; this maps them to what may be served. It knows
+nothing of thresholds and hold times, which are the node's own, nor of single requests.
 """
 
 import math

@@ -2,7 +2,8 @@
 
 Rules: the question tells sizes (rounded up to powers of two, and rows judged by these), requirements and rows by id,
 never text of a request nor a hash of one; an answer is bounded and wholly valid or a fault; it ranks rows that may serve
-anyway, so it neither adds one nor excuses one from a filter. Refuses to ask: whoever does hands a ``Counsel`` over with the request.
+anyway, so it neither adds one nor excuses one from a filter. Asking is done
+elsewhere; its ``Counsel`` comes with the request.
 """
 
 import math

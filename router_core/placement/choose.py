@@ -9,7 +9,8 @@ the little that one could be better. Where the policy packs, the fullest of the 
 Dominance is that of Pareto, relaxed by a small eps so that noise decides nothing. Rows are judged from the best on, and
 only as far as a draw could reach; what became of the others is found out for who asks (``ranking``).
 
-Refuses to know where rows come from: those of a survey and those of a record are chosen from by the same steps.
+It does not matter where rows come from: those of a survey and those of a record are chosen from by the same
+steps.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The decision: survey, admission, choice. Pure: no clock, no await, nothing reserved.
 
 ``rng`` gives the decision its id and jitters ``Retry-After``; the choice itself draws from a hash of the request, so
-equal inputs choose equally. Refuses to dispatch: whoever routes reserves in the ledger in the same step.
+equal inputs choose equally. It dispatches nothing: the router reserves in the ledger in the same step.
 """
 
 from operator import attrgetter

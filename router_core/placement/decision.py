@@ -1,7 +1,7 @@
 """The decision that routes a request, and the record told from it when somebody wants it.
 
 Rules: a decision owns all it stood on, so its record tells exactly what routed, however late it is asked for; it keeps
-only the rows its record shows, never a whole fleet. Refuses to decide anything anew.
+only the rows its record shows, never a whole fleet. Nothing is decided anew here.
 """
 
 from collections.abc import Iterable, Mapping

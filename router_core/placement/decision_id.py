@@ -1,7 +1,7 @@
 """What decisions are called: 26 random characters, which tell nothing and are never given twice.
 
 Rules: those given one after another begin alike, so that whoever keeps them in order finds what was decided together in
-one place and writes few pages for many decisions. Refuses to tell a time.
+one place and writes few pages for many decisions. An id contains no time.
 """
 
 from random import Random

@@ -1,8 +1,8 @@
 """What is asked of one router, by model, and how often all routers together are asked for a model.
 
 A model is known by its digest, or where no engine tells one by its name, as a hash, so that rows are small and alike.
-Rules: the table is bounded and forgets what was asked longest ago; a request counts once, served or not. Refuses to know
-what a request holds.
+Rules: the table is bounded and forgets what was asked longest ago; a request counts once, served or not. It
+knows nothing of what a request contains.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """What a request needs, and which rows cannot give it.
 
 Rules: filters run in the order of ``reasons.EXCLUSIONS`` and the first that fails is reported; an inferred requirement
-excludes only on a known no, an explicit one needs a known yes; empty stays empty. Refuses to rank.
+excludes only on a known no, an explicit one needs a known yes; empty stays empty. Nothing is ranked here.
 """
 
 from math import ceil

@@ -3,7 +3,7 @@
 Waiting is a matter of counts: how many requests are there, how many of them one may expect to be done by now, and how
 sure that is. Others' requests that no record shows yet are guessed from own ones. Rules: more requests, an older record
 or more own work never make a row look better; queue depth, pending work and own reservations act through the wait
-alone. Refuses to rank.
+alone. Nothing is ranked here.
 """
 
 from collections.abc import Iterable

@@ -2,8 +2,8 @@
 
 Rules: a lot of the request's own seed says when, so a replay says the same; nothing is tried on a request that a hint,
 a session or an authority placed, that failed before, or that nothing good is left for; the row tried is warm, idle, not
-known to be clearly slower, no looser a match, no more pressed, no dearer, and both it and the chosen one are all but sure to keep the targets. Refuses
-to rank.
+known to be clearly slower, no looser a match, no more pressed, no dearer, and both it and the chosen one are all but sure to keep the targets.
+Nothing is ranked here.
 """
 
 from collections.abc import Sequence

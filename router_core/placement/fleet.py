@@ -2,8 +2,8 @@
 
 A *row* is (endpoint, served model). Owns: the constants of each row, what may be kept from one snapshot to the next,
 the fleet-wide aggregates (herd multiplier, scales of priors). Rules: unknown stays None or costs the stated amount;
-nothing here changes after it was built except what ``live`` looks up and ``sifted`` remembers. Refuses to know
-requests.
+nothing here changes after it was built except what ``live`` looks up and ``sifted`` remembers. It knows
+nothing of requests.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,8 +1,8 @@
 """Routing hints of one request: ``x-pairmesh-*`` headers and the body's ``pairmesh`` object, parsed.
 
 Rules: header beats body beats policy; a malformed narrowing hint refuses the request, a malformed advisory one is
-ignored and noted; a note never repeats what the client sent. Refuses to know which nodes exist: whether a reference
-means anything is found out against the fleet.
+ignored and noted; a note never repeats what the client sent. It does not know which nodes exist: whether a
+reference means anything is found out against the fleet.
 """
 
 import json

@@ -5,8 +5,8 @@ earliest deadline, where one that rose counts as of the class it rose to; then w
 newer record) lets the head decide again; if it got a place the next one may, too, and if not, nobody of its kind is
 asked again before there is other news.
 
-Rules: never more requests or bytes than the bounds; one release is out at a time; who left is never released. Refuses
-to know what a place is, and clocks: how long a request may wait is kept where its life is kept.
+Rules: never more requests or bytes than the bounds; one release is out at a time; who left is never released. It
+knows neither places nor clocks: how long a request may wait is kept where its life is kept.
 """
 
 from collections.abc import Hashable, Set

@@ -1,7 +1,7 @@
 """Drives a hold: who waits is told to try again when it may, one after another.
 
-``news`` is looked at before it returns, so that nobody who comes later finds the room first. Refuses to know what trying
-is.
+``news`` is looked at before it returns, so that nobody who comes later finds the room first. It knows nothing
+of what trying means.
 """
 
 from collections import deque

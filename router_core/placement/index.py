@@ -1,7 +1,7 @@
 """Where in a fleet's rows a name, a digest, a lineage or an endpoint is found, by position.
 
 Positions outlive the numbers in the rows: as long as no node offers anything else, one index serves every snapshot.
-Refuses to know what a row is worth.
+It knows nothing of what a row is worth.
 """
 
 from collections.abc import Iterable, Mapping

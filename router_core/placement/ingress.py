@@ -1,7 +1,7 @@
 """The serving node's last word: may this request of a peer's router come in, judged on what this node knows now.
 
 Rules: it judges before the body is read, by what is there and never by how long that may take; a dispatch that may wait
-is refused for hard causes alone; it never routes on. Refuses to know whom it answers.
+is refused for hard causes alone; it never routes on. It does not know whom it answers.
 """
 
 from msgspec import Struct

@@ -1,7 +1,7 @@
 """Own work that the others' records do not show yet: what this router has dispatched, per endpoint.
 
 Rules: every entry is ended exactly once, ending twice is harmless; an entry stops counting once the target's own
-record covers it; nothing here is touched by health checks. Refuses to know rows and scores.
+record covers it; nothing here is touched by health checks. It knows nothing of rows and scores.
 """
 
 from collections.abc import Mapping

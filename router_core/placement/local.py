@@ -1,7 +1,7 @@
 """Work in hand on this host: what runs in its engines, whoever sent it, and which routers were heard.
 
-Rules: every ticket is ended once, ending twice is harmless; nothing here is touched by health checks. Refuses to know
-rows, scores and engines' own reports, which arrive as plain numbers.
+Rules: every ticket is ended once, ending twice is harmless; nothing here is touched by health checks. It
+knows nothing of rows and scores; engines' own reports arrive as plain numbers.
 """
 
 from msgspec import Struct

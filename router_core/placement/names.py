@@ -1,7 +1,7 @@
 """Model names: what is a name, and when two of them mean the same model.
 
 Rules: names are normalised on both sides and then compared byte for byte; no prefix, substring or case-folded match,
-ever. A digest, where an engine gives one, is the identity. Refuses to know who offers what.
+ever. A digest, where an engine gives one, is the identity. It does not know who offers what.
 """
 
 import re

@@ -1,7 +1,8 @@
 """What a model name means in the fleet: which rows offer it, under which digest, at what price.
 
 Rules: names are compared as ``names`` normalises them; an alias is one step and its absent targets are absent; of two
-digests under one name the one is meant that most usable rows have, unless the request pins one. Refuses to judge rows.
+digests under one name the one is meant that most usable rows have, unless the request pins one. Rows are not
+judged here.
 """
 
 from collections import Counter

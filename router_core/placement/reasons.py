@@ -1,7 +1,8 @@
 """Why a row was left out, or a request refused: a closed set of codes with their status.
 
 Rules: the order of ``EXCLUSIONS`` is the order in which filters are applied and reported; if no row is left, the
-furthest code reached names the refusal. Refuses to know the wording of messages and the envelope of a dialect.
+furthest code reached names the refusal. The wording of messages and the error format of a dialect are
+elsewhere.
 """
 
 from enum import Enum

@@ -2,7 +2,7 @@
 
 What a policy says about the choice applies: weights, bonuses, veto, dominance, near ties. What led up to it stays as it
 was: sizes, filters, estimates, factors, an authority's answer, and the seed of the draw. The same policy chooses the
-same row. Refuses to judge a row anew: it needs no fleet, and what was refused, shed or held stays so.
+same row. No row is judged anew: replay needs no fleet, and what was refused, shed or held stays so.
 """
 
 from collections.abc import Mapping

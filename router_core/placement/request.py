@@ -1,6 +1,6 @@
 """One request as placement sees it: sizes, requirements, hints. Built once, never changed, never any text of it.
 
-Refuses to know how a dialect's body looks (the relay reads it) and where sessions and attempts are kept.
+It knows neither how a dialect's body looks (the relay reads it) nor where sessions and attempts are kept.
 """
 
 from enum import Enum

@@ -3,7 +3,7 @@
 Rules: only ``background`` is put off by a saturation that is expected, by a lot that its seed draws, until that passes or
 its hold is over; it is shed only where the queue cannot take it. A request is held exactly if some row would serve it but
 for being full, by its record or its own word, or is just being tried after failures, whatever failed it before; when to
-ask again is told by the rows that alone are in the way. Refuses to rank rows, and to keep what is held.
+ask again is told by the rows that alone are in the way. It neither ranks rows nor keeps what is held.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """One row: everything about (endpoint, served model) that no single request changes.
 
 Owns: reading positions of S and V, memory fit, eviction debt. Rules: unknown stays None or
-costs the stated amount. Refuses to know requests, other rows and the index.
+costs the stated amount. It knows nothing of requests, other rows and the index.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Where sessions were last served by this router: a small table of pins, never shared.
 
 Rules: at most 4,096 pins, the least recently used goes first; a pin older than 600 s is none; keys are keyed hashes,
-so the table holds nothing a client sent. Refuses to decide anything: affinity is one bonus among the factors.
+so the table holds nothing a client sent. It decides nothing: affinity is one bonus among the factors.
 """
 
 from hashlib import blake2b

@@ -2,7 +2,7 @@
 
 Rules: filters up to pressure run once per snapshot and kind of request and are kept in the fleet, at most ``_KEPT``
 results of a snapshot; what hangs on more (terms, the own host alone, open breakers, own loads, another context) is
-judged anew for each request. Refuses to know how busy a row is.
+judged anew for each request. It knows nothing of how busy a row is.
 """
 
 import math

@@ -1,7 +1,7 @@
 """When a request that may leave the mesh does: only where the mesh has no row left, or would serve it much worse.
 
 Rules: a row in the mesh always has the first word; once requests spill they go on spilling until the mesh is nearly as
-good again, so that none of them flaps. Refuses to know which requests may leave: a filter did that.
+good again, so that none of them flaps. Which requests may leave was decided by a filter.
 """
 
 import math

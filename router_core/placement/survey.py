@@ -1,7 +1,7 @@
 """All rows of a model judged for one request: who is out and why, who is in and at what cost. No choice, no chance.
 
 Rules: only rows that offer the model are visited; pressure, stale pictures and open breakers exclude only as long as
-something better is left; of a large field those are scored that could be chosen. Refuses to choose.
+something better is left; of a large field those are scored that could be chosen. Nothing is chosen here.
 """
 
 from collections import Counter

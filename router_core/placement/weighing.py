@@ -1,7 +1,7 @@
 """The rows of one survey, estimated: each is scored, kept in reserve or excluded by what only the moment tells.
 
 Rules: clock, load and the request's earlier attempts filter here, what holds for a whole snapshot in ``sift``; of a
-large field those are weighed that could be chosen. Refuses to compare rows.
+large field those are weighed that could be chosen. Rows are not compared here.
 """
 
 from collections.abc import Iterable

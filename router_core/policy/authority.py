@@ -1,7 +1,7 @@
 """Whether somebody outside may say where requests go, and whom to ask. Validated on construction.
 
 Rules: only this host is asked, by a loopback literal or a unix socket, so that no name is resolved and nothing about
-a request leaves the host. Refuses to know how one asks.
+a request leaves the host. It knows nothing of how it is asked.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Numbers that placement is tuned by, validated on construction.
 
 The defaults are the preset ``balanced``. Every policy knows its own hash, so that a decision can say what it was made
-by. What the numbers stand on, and what else was tried, is told in ``scripts/scenarios/README.md``. Refuses to know which
-file a number was read from.
+by. What the numbers stand on, and what else was tried, is told in ``scripts/scenarios/README.md``. It does
+not know which file a number was read from.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Numbers that loading and unloading models by their worth is tuned by, validated on construction.
 
-Start values, but for the limits that keep a host calm. Refuses to know where the numbers come from.
+Start values, but for the limits that keep a host calm. It does not know where the numbers were read from.
 """
 
 from dataclasses import dataclass

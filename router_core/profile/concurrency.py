@@ -3,7 +3,7 @@
 An engine that batches serves thirty as fast as three, one that does not lets them wait: that shows in the time to the
 first token, or in the time per token of whole answers, of requests that met many others compared with those that met
 few. Rules: the limit moves at most once per window, and only if it was reached in it; without requests of both kinds it
-stays. Refuses to read a clock.
+stays.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,8 @@
 """What to expect of one row: own experience, shrunk towards a peer's claim or the prior.
 
 Rules: a peer's claim replaces the prior, capped in weight and value; both fade to nothing as own samples come in, and a
-claim that a few of these contradict counts nothing at once, so a liar is ranked by observation. Refuses to know the
-request.
+claim that a few of these contradict counts nothing at once, so a liar is ranked by observation. It knows
+nothing of the request.
 """
 
 import math

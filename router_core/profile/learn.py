@@ -2,7 +2,7 @@
 
 Rules: cancelled, failed or truncated attempts teach no speed; a short prompt teaches what every answer takes before its
 first token, and no rate; a short answer teaches little; a whole answer teaches by its time as a whole; a success or fault
-counts as the breaker counts it. Refuses to know which requests exist.
+counts as the breaker counts it. It does not know which requests exist.
 """
 
 import math

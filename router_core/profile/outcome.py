@@ -1,7 +1,7 @@
 """What one attempt taught: the only thing profiles learn from.
 
-Rules: every field that was not observed is None; a cancelled attempt never speaks against the endpoint. Refuses to
-know requests, texts and decisions.
+Rules: every field that was not observed is None; a cancelled attempt never speaks against the endpoint. It
+knows nothing of requests, texts and decisions.
 """
 
 from enum import Enum

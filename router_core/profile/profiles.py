@@ -1,8 +1,8 @@
 """All profiles this node holds, bounded, with the fallbacks of a look-up.
 
 Owns: profiles by configuration, bytes per prompt token and usual sizes by model, output lengths by model and class. Rules: every
-table forgets its least recently used entry at its ceiling; time comes from the outcomes. Refuses to know files: a
-profile leaves and returns as opaque bytes.
+table forgets its least recently used entry at its ceiling; time comes from the outcomes. It knows nothing of
+files: a profile leaves and returns as opaque bytes.
 """
 
 from bisect import bisect_left, insort

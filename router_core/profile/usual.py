@@ -1,6 +1,6 @@
 """What a usual request of a model is: the mean sizes of those that were served.
 
-Refuses to know how large any single request will be.
+It does not predict how large a single request will be.
 """
 
 from msgspec import Struct

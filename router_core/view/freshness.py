@@ -1,7 +1,7 @@
 """When a node counts as routable, and when its picture is too old to rank by.
 
 Rules: verdicts come from liveness, flags and roles as the mesh gives them; a node's own service goes on whatever
-its links do, so loneliness and conflict never make the own node unroutable. Refuses to know about endpoints.
+its links do, so loneliness and conflict never make the own node unroutable. It knows nothing of endpoints.
 """
 
 from router_core.record.membership import Liveness

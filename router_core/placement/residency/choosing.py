@@ -1,7 +1,7 @@
 """Which load to begin, and when: the worthiest that should be made, in its turn, at a pace.
 
 Several nodes may see the same need, so a load waits for a turn of its own: longer where others come first, and never
-exactly as long. Refuses to know how a load is carried out.
+exactly as long. It knows nothing of how a load is carried out.
 """
 
 from collections import deque

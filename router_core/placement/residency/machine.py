@@ -2,8 +2,8 @@
 
 Owns: what is known of each model here, and the plan under way. Rules: off means no actions; at most one load on the
 host at any time, and so many an hour; what is in use, fresh or kept is never evicted, and nothing is unless that makes
-the room that is needed; a model whose load failed waits longer each time; pressure stops what has not begun. Refuses
-to know engines, meshes and requests: they come as pictures.
+the room that is needed; a model whose load failed waits longer each time; pressure stops what has not begun. It
+knows no engines, meshes and requests: their states come in as data.
 
     PRESENT -> LOADING -> RESIDENT -> DRAINING -> UNLOADING -> PRESENT
     LOADING -> FAILED -> PRESENT        DRAINING -> RESIDENT
