@@ -14,6 +14,9 @@ from agent.store.secrets import read_secret
 
 @dataclass(frozen=True, slots=True)
 class Ground:
+    """What every part of the daemon needs: settings, folders, identity, clock, log, and faults found at
+    start."""
+
     settings: Settings
     folders: Folders
     own: OwnIdentity

@@ -24,6 +24,8 @@ from router_core.view.fold import empty
 
 
 class PlacementRooms:
+    """Everything that placement needs, built from the policy."""
+
     def __init__(self, ground: Ground, journal: Journal) -> None:
         """Raises ``RefuseToStart`` if the policy or what it names cannot be had."""
         self._ground = ground

@@ -12,6 +12,8 @@ from router_core.record.state import Address
 
 
 class Ports:
+    """The listening sockets of the daemon, bound before anything else starts."""
+
     def __init__(self, settings: Settings, folders: Folders) -> None:
         self._settings = settings
         self._folders = folders

@@ -174,6 +174,7 @@ def look_at(folder: Path, secrets: Path) -> Look:
 
 
 def manifest_faults(read: ManifestsRead) -> list[str]:
+    """The faults of the manifests, each with the folder in front."""
     return [f"{ENDPOINTS}/{fault}" for fault in read.faults]
 
 

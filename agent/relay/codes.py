@@ -92,6 +92,7 @@ _SAID_AS: Final = {"context_too_small": "context_length_exceeded"}
 
 
 def status_of(code: str) -> int:
+    """The HTTP status of an error code."""
     return CODES[code][0]
 
 

@@ -30,6 +30,8 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Phase(Enum):
+    """How far a client's connection has come with its current request."""
+
     IDLE = "idle"
     HEAD = "head"
     BODY = "body"

@@ -16,6 +16,8 @@ _RECORDS = 2
 
 
 class Vital(Enum):
+    """Whether an engine gives signs of life."""
+
     ALIVE = "alive"
     SILENT = "silent"
     DOUBTFUL = "doubtful"

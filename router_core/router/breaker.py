@@ -16,6 +16,8 @@ from router_core.policy.exchange import ExchangePolicy
 
 
 class BreakerState(IntEnum):
+    """Whether a breaker lets requests through."""
+
     CLOSED = 0
     HALF_OPEN = 1
     OPEN = 2

@@ -65,6 +65,7 @@ def opening(raw: Raw) -> int | None:
 
 
 def is_list(raw: Raw) -> bool:
+    """Whether the value is a JSON array."""
     view = memoryview(raw)
     return len(view) > 0 and view[0] == _LIST
 
