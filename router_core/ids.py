@@ -75,7 +75,7 @@ def parse_node_name(text: str) -> NodeName | None:
 
 
 def parse_marked_name(text: str) -> tuple[NodeName, str] | None:
-    """``name`` or ``name~xxxx``: the name and the mark, which is empty if none is told; None if it is neither."""
+    """``name`` or ``name~xxxx``: the name and the mark, which is empty if there is none; None if it is neither."""
     plain, tilde, mark = text.partition("~")
     name = parse_node_name(plain)
     if name is None or (tilde and not _MARK.fullmatch(mark)):

@@ -41,7 +41,7 @@ def declare(parser: ArgumentParser) -> None:
 
 
 def facts_of(args: Namespace) -> dict[str, Any]:
-    """What was told, as the body of ``POST /v1/explain``. Raises ``ValueError`` for what is no header."""
+    """The command's arguments as the body of ``POST /v1/explain``. Raises ``ValueError`` for what is no header."""
     told = {name: value for name in _TAKES if (value := getattr(args, name)) is not None}
     return {
         name: _headers(value) if name == "headers" else _typed(name, value) for name, value in told.items()

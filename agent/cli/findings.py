@@ -179,7 +179,7 @@ def clock(wall_ms: int, daemon_ms: int | None) -> Iterator[Finding]:
 
 
 def ports(tried: Mapping[str, bool], daemon_runs: bool) -> Iterator[Finding]:
-    """``tried`` tells per listener whether something accepted a connection there."""
+    """Findings about ports: ``tried`` says per listener whether something accepted a connection there."""
     taken = "is taken, by another program or by a daemon that this user may not ask"
     for where, answered in tried.items():
         if daemon_runs:

@@ -8,4 +8,4 @@ Aside = Callable[[Path, int, Path], None]
 
 
 def quietly(_path: Path, _version: int, _aside: Path) -> None:
-    """An ``Aside`` that tells nobody."""
+    """An ``Aside`` that reports nothing."""

@@ -209,7 +209,7 @@ class ObservedModel(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ObservedLoad(Struct, frozen=True, gc=False, kw_only=True):
-    """Requests in an engine's hands and waiting, and its recent speeds (tokens/s, from counter deltas)."""
+    """Requests that an engine works on and queues, and its recent speeds (tokens/s, from counter deltas)."""
 
     source: LoadSource
     running: int | None = None
@@ -428,7 +428,7 @@ class InferringAdapter(EngineAdapter, Protocol):
 
 
 def own_load(in_flight: int, slots: int | None) -> ObservedLoad:
-    """Load of an engine that tells none: our own requests over its ``slots`` (unknown counts as 1)."""
+    """Load of an engine that reports none: our own requests over its ``slots`` (unknown counts as 1)."""
     places = slots or 1
     return ObservedLoad(
         source=LoadSource.OWN, running=min(in_flight, places), waiting=max(0, in_flight - places)

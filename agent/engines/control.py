@@ -41,7 +41,7 @@ class OrderingClient(EngineClient):
 
 
 class LlamaRouterControl:
-    """Orders for llama.cpp's ``llama-server`` in router mode, which answers before it has done what it was told."""
+    """Orders for llama.cpp's ``llama-server`` in router mode, which answers before an order is carried out."""
 
     def __init__(self, status: EndpointStatus) -> None:
         self._status = status

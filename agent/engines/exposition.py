@@ -10,7 +10,7 @@ LINES = 20_000
 
 
 def read_values(text: bytes, wanted: Collection[str]) -> dict[str, float]:
-    """The values of the unlabelled series in ``wanted`` that are told and finite. An absent one is absent."""
+    """The values of the unlabelled series in ``wanted`` that are given and finite. An absent one is absent."""
     found: dict[str, float] = {}
     for line in text.decode("utf-8", "replace").split("\n", LINES)[:LINES]:
         name, _, rest = line.partition(" ")

@@ -38,14 +38,14 @@ UNKNOWN: Final = Descent()
 
 
 def base_of(basename: str | None, finetune: str | None, size: str | None, version: str | None) -> str | None:
-    """The name of the weights, if at least basename and size are told."""
+    """The name of the weights, if at least basename and size are given."""
     if basename is None or size is None:
         return None
     return "-".join(part for part in (basename, finetune, size, version) if part).casefold()
 
 
 def descent_of(path: Path) -> Descent:
-    """The descent that the GGUF file at ``path`` tells. Blocks on the disk."""
+    """The descent that the GGUF file at ``path`` states. Blocks on the disk."""
     try:
         head = regular(path, HEAD)
     except OSError:

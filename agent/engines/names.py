@@ -11,7 +11,7 @@ from router_core.placement.names import parse_model_name
 
 
 def is_publishable(name: str) -> bool:
-    """True if others may be told ``name``."""
+    """True if ``name`` may be published to other nodes."""
     return parse_model_name(name) is not None
 
 

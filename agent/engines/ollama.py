@@ -60,7 +60,7 @@ def dialects_of(version: str, least: Dialect) -> Dialect:
 
 
 class Shown(Struct, frozen=True, gc=False, kw_only=True):
-    """What ``/api/show`` told of one model; empty if it told nothing."""
+    """What ``/api/show`` says of one model; empty if it says nothing."""
 
     params_b: float | None = None
     ctx_max: int | None = None
@@ -160,7 +160,7 @@ def is_local(item: dict[str, Any], name: str) -> bool:
 
 
 def owned_model(item: dict[str, Any], name: str, shown: Shown) -> OwnedModel:
-    """One entry of ``/api/tags`` with what ``/api/show`` told of it."""
+    """One entry of ``/api/tags`` with what ``/api/show`` says of it."""
     return OwnedModel(
         native_id=name,
         name=name,

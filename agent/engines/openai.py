@@ -40,7 +40,7 @@ PATHS: Final[dict[str, Dialect]] = {
 
 
 def dialects_of(openapi: Any) -> Dialect | None:
-    """The dialects a server's own description tells, None if it tells none."""
+    """The dialects that a server's own description names, None if it names none."""
     paths = openapi.get("paths") if isinstance(openapi, dict) else None
     found = Dialect(0)
     for path, dialect in PATHS.items():
@@ -50,7 +50,7 @@ def dialects_of(openapi: Any) -> Dialect | None:
 
 
 def listed_models(items: Iterable[dict[str, Any]]) -> tuple[OwnedModel, ...]:
-    """The entries of an OpenAI model list. ``context_window`` 0 means not told."""
+    """The entries of an OpenAI model list. ``context_window`` 0 means unknown."""
     owned = []
     for item in items:
         native = shape.text(item, "id")

@@ -102,7 +102,7 @@ class Persistence(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverListeners:
-    """Whom the driver tells, on its own task; none of them may wait."""
+    """Callbacks of the driver, called on its own task; none of them may wait."""
 
     on_view: Callable[[Sequence[ViewChange]], None]
     notify: Callable[[str, dict[str, str | int]], None]

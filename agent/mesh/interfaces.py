@@ -83,7 +83,7 @@ def read_network() -> HostNetwork:
 
 
 def changes() -> socket.socket | None:
-    """A socket that becomes readable when links, addresses or routes change; None where the kernel tells nobody."""
+    """A socket that becomes readable when links, addresses or routes change; None if the kernel reports none."""
     if _FAMILY is None:
         return None
     sock = None

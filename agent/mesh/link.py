@@ -35,7 +35,7 @@ WebSocket = ClientWebSocketResponse | WebSocketResponse
 
 
 class LinkEars(Protocol):
-    """Whom a link tells what happens on it. None of these waits."""
+    """Callbacks for what happens on a link. None of these waits."""
 
     def heard(self, link: "LinkConnection", data: bytes) -> None:
         """One message came in; nothing more is read until ``link.read_on``."""

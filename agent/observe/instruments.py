@@ -115,7 +115,7 @@ class DecisionMetrics:
 
 
 class RelayMetrics:
-    """Instruments of the relay, set by whoever hears its reports."""
+    """Metrics of the relay, set from its reports."""
 
     def __init__(self) -> None:
         self.seconds = Histogram("pairmesh_relay_seconds", "Time of one request by phase.", ("phase",))

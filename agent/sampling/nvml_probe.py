@@ -54,7 +54,7 @@ class Failed(Exception):
 
 
 class Progress:
-    """The mapped file that tells what is being called now."""
+    """The mapped file that shows the parent which call is under way."""
 
     def __init__(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR)

@@ -56,15 +56,15 @@ class TurnedAway(Event, frozen=True, gc=False, kw_only=True):
 
 
 class Queued(Event, frozen=True, gc=False, kw_only=True):
-    """Every endpoint that could take the request is full: it waits for room, until ``until_ms`` at most, and is then
-    turned away."""
+    """Every endpoint that could take the request is full: it waits for a free place, until ``until_ms`` at most,
+    and is then turned away."""
 
     until_ms: int
     turned: TurnedAway
 
 
 class Woken(Event, frozen=True, gc=False, kw_only=True):
-    """There may be room for a request that waits."""
+    """There may be a free place for a request that waits."""
 
 
 class Connected(UpstreamEvent, frozen=True, gc=False, kw_only=True):

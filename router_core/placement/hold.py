@@ -50,7 +50,7 @@ class Waiting(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Event(Struct, frozen=True, gc=False, kw_only=True):
-    """Anything the machine can be told."""
+    """What happens to the queue: the base of all events."""
 
 
 class Joined(Event, frozen=True, gc=False, kw_only=True):
@@ -72,7 +72,7 @@ class Stayed(Event, frozen=True, gc=False, kw_only=True):
 
 
 class NewsCame(Event, frozen=True, gc=False, kw_only=True):
-    """There may be room somewhere."""
+    """An endpoint may have a free place."""
 
 
 # --- actions -------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def platform_facts(*, system: str, machine: str, profile: str, router: bool) -> 
 
 
 def gpu_facts(sampled: Sampled) -> tuple[GpuFacts, ...]:
-    """S.gpus, in the order of the sample; what exceeds the layout is told by a flag on the last one."""
+    """S.gpus, in the order of the sample; a flag on the last one says that there are more."""
     listed = sampled.gpus[: limits.GPUS]
     more = len(sampled.gpus) > len(listed)
     return tuple(

@@ -42,7 +42,7 @@ def prior_of(static: Static, engine: EngineFacts, model: ModelFacts, policy: Pro
 
 
 def weight_bytes(model: ModelFacts) -> float | None:
-    """Size of the weights: as told, else from parameters and quantisation, else None."""
+    """Size of the weights: as reported, else from parameters and quantisation, else None."""
     if model.size_mib is not None:
         return float(model.size_mib * _MIB)
     bits = nominal_bits(model.quant)

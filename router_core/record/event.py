@@ -7,7 +7,7 @@ _WATCHED = Flag.DRAINING | Flag.LONELY | Flag.CONFLICT | Flag.NO_LOAD | Flag.DEG
 
 
 def is_event(old: Volatile, new: Volatile) -> bool:
-    """True if ``new`` must be told at once: a level, an engine's state, a residency or a flag changed, or a queue
+    """True if ``new`` must be published at once: a level, an engine's state, a residency or a flag changed, or a queue
     crossed 0 or the slots."""
     if (old.flags ^ new.flags) & _WATCHED or old.level != new.level:
         return True

@@ -39,7 +39,7 @@ class Member(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ViewChange(Struct, frozen=True, gc=False, kw_only=True):
-    """The newest accepted picture of one origin, as the mesh hands it to the view.
+    """The newest accepted state of one origin, as the mesh hands it to the view.
 
     A reader computes the age itself: ``now - mono_ms - base_ms`` (``base_ms`` maps the origin's boot clock to
     ours and may be negative). ``static`` is None until an S matching V's ``sref`` is held; then V's positions

@@ -235,7 +235,7 @@ def drop(
     penalty: bool = False,
     retry_after_ms: int = 0,
 ) -> None:
-    """End a link ourselves. With ``penalty`` the peer is left alone for 60 s, and told so."""
+    """End a link ourselves. With ``penalty`` the peer is not dialled for 60 s, and is asked to wait as long."""
     if penalty:
         retry_after_ms = parts.policy.penalty_ms
         parts.dialler.penalise(link.peer, retry_after_ms, now)

@@ -20,7 +20,7 @@ _HOUR_MS = 3_600_000
 
 
 def is_moving(models: Mapping[Key, Model]) -> bool:
-    """True while an engine loads or unloads, whoever told it to."""
+    """True while an engine loads or unloads, whoever ordered it."""
     return any(model.held in (EngineResidency.LOADING, EngineResidency.LEAVING) for model in models.values())
 
 

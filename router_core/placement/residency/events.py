@@ -56,7 +56,7 @@ class ResidencyNotice(Enum):
 
 
 class Model(Struct, frozen=True, gc=False, kw_only=True):
-    """One model that an engine of this node can be told to load, and how the mesh stands with it.
+    """One model that an engine of this node can be ordered to load, and how the mesh stands with it.
 
     ``need_bytes`` is what it takes in memory, None if nobody knows; ``held_bytes`` what unloading gives back. ``busy``
     counts requests in it, ours and others', ``used_ms`` is when it was last seen with one, ``is_watched`` whether its

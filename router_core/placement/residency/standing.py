@@ -32,7 +32,7 @@ class Standings(Struct, frozen=True, kw_only=True):
 
 
 def ends_ms(known: ModelHistory, policy: ResidencyPolicy) -> int | None:
-    """When, by its own rules, a model's state may end or has to; None where no rule tells."""
+    """When, by its own rules, a model's state may end or has to; None where no rule says."""
     match known.state:
         case ModelStage.RESIDENT:
             return known.since_ms + policy.resident_least_ms
