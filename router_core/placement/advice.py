@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from router_core import limits
 from router_core.placement.choose import S
-from router_core.placement.estimates import pace_of
 from router_core.placement.fleet import Fleet
+from router_core.placement.pace import pace_of
 from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.record import AuthorityNote, Factors
 from router_core.placement.request import Advice, Counsel, Endpoint, PlacementRequest

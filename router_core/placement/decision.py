@@ -14,6 +14,7 @@ from router_core.placement.choose import Field, alternatives_of
 from router_core.placement.eligibility import Need, detail_of
 from router_core.placement.estimates import capacity
 from router_core.placement.factors import slo_cost
+from router_core.placement.hold_terms import HoldTerms
 from router_core.placement.passed import Exclusion
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import (
@@ -30,7 +31,6 @@ from router_core.placement.record import (
     ViewFacts,
 )
 from router_core.placement.request import HintNote, PlacementRequest
-from router_core.placement.rows import RowKey
 from router_core.placement.spill import price_of
 from router_core.placement.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
@@ -62,17 +62,6 @@ class Evidence(Struct, frozen=True, gc=False, kw_only=True):
     reserves: tuple[Scored, ...]
     excluded: tuple[Exclusion, ...]
     field: Field[Scored] | None
-
-
-class HoldTerms(Struct, frozen=True, gc=False, kw_only=True):
-    """How a request may wait for room: since when it does, until when it is held, when it is worth nothing any more
-    (boot ms), which rows it waits for, and its service time in seconds on the fastest of them."""
-
-    since_ms: int
-    until_ms: int
-    deadline_ms: int
-    rows: frozenset[RowKey]
-    seconds: float
 
 
 class Decision(Struct, frozen=True, gc=False, kw_only=True):

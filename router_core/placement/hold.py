@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from router_core import limits
 from router_core.errors import LocalMisuse
-from router_core.placement.decision import HoldTerms
 from router_core.placement.eligibility import targets_of
+from router_core.placement.hold_terms import HoldTerms
 from router_core.placement.request import PlacementRequest, RequestClass
 from router_core.policy.placement import PlacementPolicy
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from router_core.placement.estimates import Pace
+from router_core.placement.pace import Pace
 from router_core.placement.reasons import Reason
 from router_core.placement.request import Endpoint
 from router_core.placement.rows import Row, RowKey

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from router_core.placement.admission import shed_share
-from router_core.placement.decision import HoldTerms
 from router_core.placement.eligibility import targets_of
 from router_core.placement.estimates import waiting_s
 from router_core.placement.fleet import Fleet
+from router_core.placement.hold_terms import HoldTerms
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.request import PlacementRequest, RequestClass
 from router_core.placement.rows import Row

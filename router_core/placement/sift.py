@@ -12,10 +12,10 @@ from heapq import nsmallest
 
 from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import CUTTING_ENGINE, Need, closed, is_soft, need_of, unfit
-from router_core.placement.estimates import pace_of
 from router_core.placement.fleet import Fleet
 from router_core.placement.looseness import stand_ins
 from router_core.placement.offers import offer_of, settled
+from router_core.placement.pace import pace_of
 from router_core.placement.passed import Exclusion, Kind, Passed, Sifted, StandIn
 from router_core.placement.reasons import Reason
 from router_core.placement.request import NO_HINTS, Endpoint, Hints, Locality, PlacementRequest

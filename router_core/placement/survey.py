@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import Need, closed, unfit
-from router_core.placement.estimates import pace_of
 from router_core.placement.factors import affinity
 from router_core.placement.fleet import Fleet
 from router_core.placement.ledger import Ledger
+from router_core.placement.pace import pace_of
 from router_core.placement.passed import Exclusion, Sifted
 from router_core.placement.reasons import Reason
 from router_core.placement.request import PlacementRequest

@@ -13,19 +13,10 @@ from msgspec.structs import replace
 
 from router_core.placement.circuits import Breaking
 from router_core.placement.eligibility import Need, context_of, matches
-from router_core.placement.estimates import (
-    Pace,
-    ahead_of,
-    costs_of,
-    estimate,
-    excess,
-    herd_of,
-    pace_of,
-    reload_s,
-    tpot_s,
-)
+from router_core.placement.estimates import ahead_of, costs_of, estimate, herd_of, reload_s
 from router_core.placement.factors import slo_cost
 from router_core.placement.fleet import Fleet
+from router_core.placement.pace import Pace, excess, pace_of, tpot_s
 from router_core.placement.passed import Exclusion, Sifted
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Estimate, Factors
