@@ -26,7 +26,7 @@ from agent.engines.contract import (
 from agent.engines.control import control_of
 from agent.observe.instruments import LoadMetrics
 from agent.observe.log import Log
-from router_core.placement.fleet import Fleet
+from router_core.placement.candidates.fleet import Fleet
 from router_core.placement.residency.events import (
     Action,
     Allowed,

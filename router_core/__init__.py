@@ -15,10 +15,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from router_core.placement.decision import Decision
-    from router_core.placement.hints import parse_hints
+    from router_core.placement.decision.decision import Decision
     from router_core.placement.record import Choice, DecisionRecord
-    from router_core.placement.request import Hints, PlacementRequest
+    from router_core.placement.request.hints import parse_hints
+    from router_core.placement.request.request import Hints, PlacementRequest
     from router_core.policy.exchange import ExchangePolicy
     from router_core.policy.placement import PlacementPolicy
     from router_core.record.membership import Liveness, Member, ViewChange

@@ -47,12 +47,12 @@ from agent.settings.schema import SCHEMA
 from agent.store.checked import FIRST
 from agent.store.profiles import _STEPS as PROFILE_STEPS
 from router_core.mesh.protocol.actions import Alarm
-from router_core.placement.advice import AnswerFault, Question
-from router_core.placement.hints import _ALLOWED, _FLOORS, _HEADER_OF, _IN_BODY
+from router_core.placement.decision.authority import AnswerFault, Question
 from router_core.placement.reasons import Action as DecisionAction
 from router_core.placement.reasons import AuthorityOutcome, Cause, HintOutcome, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import RequestClass
+from router_core.placement.request.hints import _ALLOWED, _FLOORS, _HEADER_OF, _IN_BODY
+from router_core.placement.request.request import RequestClass
 from router_core.placement.residency.events import ResidencyNotice
 from router_core.policy.placement import PRESETS, Locality, Match
 from router_core.policy.pressure import DESKTOP, SERVER

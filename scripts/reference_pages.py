@@ -19,8 +19,8 @@ from agent.settings.policy_schema import POLICY_SCHEMA
 from agent.settings.schema import SCHEMA
 from agent.settings.show import reference
 from router_core import limits
-from router_core.placement.hints import _ALLOWED, _FLOORS
 from router_core.placement.reasons import Action, AuthorityOutcome, Cause, HintOutcome, Reason
+from router_core.placement.request.hints import _ALLOWED, _FLOORS
 from scripts import reference_names as names
 from scripts.reference_names import MissingName
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from router_core.errors import LocalMisuse
-from router_core.sim.arrivals import (
+from router_core.sim.placement.arrivals import (
     Client,
     Length,
     bursty_clients,
@@ -17,8 +17,8 @@ from router_core.sim.arrivals import (
     code_lengths,
     conversation_lengths,
 )
-from router_core.sim.scenario import Measured
-from router_core.sim.trial import Supply
+from router_core.sim.placement.scenario import Measured
+from router_core.sim.placement.trial import Supply
 
 AZURE = {
     "azure_conv": "AzureLLMInferenceTrace_conv_2023.csv",

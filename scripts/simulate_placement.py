@@ -16,10 +16,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
-from router_core.sim.placement_pictures import pictures
-from router_core.sim.placement_report import Gate, Tally, headline_gates, table
-from router_core.sim.scenario import Scenario, parse_scenario
-from router_core.sim.trial import FIGURES, POLICIES, Result, Supply, play
+from router_core.sim.placement.pictures import pictures
+from router_core.sim.placement.report import Gate, Tally, headline_gates, table
+from router_core.sim.placement.scenario import Scenario, parse_scenario
+from router_core.sim.placement.trial import FIGURES, POLICIES, Result, Supply, play
 from scripts.shared_data import built_in, supply
 from scripts.simulate_arguments import SHARED, add_playing, at_least
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from router_core.errors import LocalMisuse
 from router_core.policy.placement import PlacementPolicy
-from router_core.sim import tuning
-from router_core.sim.scenario import Scenario
-from router_core.sim.trial import Result, play
-from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
+from router_core.sim.placement import tuning
+from router_core.sim.placement.scenario import Scenario
+from router_core.sim.placement.trial import Result, play
+from router_core.sim.placement.tuning import KNOBS, SHIPPED, Effect, Part, Try
 from scripts.simulate_arguments import above_0, add_playing, at_least
 from scripts.simulate_placement import named, shared_folder, supply_of
 

@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from agent.admin.documents import StatusDoc
 from agent.admin.questions import ExplainBody
-from router_core.placement.hints import HintFault
 from router_core.placement.record import DecisionRecord
+from router_core.placement.request.hints import HintFault
 from router_core.policy.placement import PlacementPolicy
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from router_core import limits
-from router_core.placement.request import Locality, Match, RequestClass
+from router_core.placement.request.request import Locality, Match, RequestClass
 from router_core.record.spelling import CAPABILITIES, DIALECTS
 
 T = TypeVar("T", bound=Struct)

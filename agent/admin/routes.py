@@ -19,10 +19,10 @@ from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE
 from agent.settings.policy import PolicyRead, parse_policy
 from router_core import limits
-from router_core.placement.hints import HintFault
+from router_core.placement.decision.replay import NotReplayable
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.replay import NotReplayable
+from router_core.placement.request.hints import HintFault
 
 JSON: Final = "application/json"
 DECISIONS_DEFAULT: Final = 50

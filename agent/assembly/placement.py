@@ -13,8 +13,8 @@ from agent.observe.journal import Journal
 from agent.settings.policy import PolicyRead, load_policy
 from agent.store.folders import RefuseToStart
 from router_core.errors import LocalMisuse
-from router_core.placement.decision_id import DecisionIds
-from router_core.placement.fleet import Fleet
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.decision.ids import DecisionIds
 from router_core.policy.authority import AuthorityMode, AuthorityPolicy
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy

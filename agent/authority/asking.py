@@ -13,10 +13,10 @@ import msgspec
 from agent.authority.call import Caller, Unanswered
 from agent.effects.clock import Clock
 from agent.observe.log import Log
-from router_core.placement.advice import AnswerFault, parse_answer, question_of
+from router_core.placement.decision.authority import AnswerFault, parse_answer, question_of
 from router_core.placement.reasons import AuthorityOutcome
-from router_core.placement.request import Advice, Counsel, Endpoint, PlacementRequest
-from router_core.placement.survey import Survey
+from router_core.placement.request.request import Advice, Counsel, Endpoint, PlacementRequest
+from router_core.placement.scoring.survey import Survey
 from router_core.policy.authority import AuthorityPolicy
 
 _AnswerKey = tuple[str, str, str, frozenset[Endpoint]]

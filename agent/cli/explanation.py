@@ -20,7 +20,7 @@ from router_core.placement.record import (
     Excluded,
     Factors,
 )
-from router_core.placement.request import HintNote
+from router_core.placement.request.request import HintNote
 
 EXCLUSIONS: Final = {
     Reason.UNTRUSTED: "is not a member that may serve",

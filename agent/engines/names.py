@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from agent.engines.contract import OwnedModel
 from agent.settings.manifest import DeclaredModel
 from router_core import limits
-from router_core.placement.names import parse_model_name
+from router_core.placement.request.names import parse_model_name
 
 
 def is_publishable(name: str) -> bool:

@@ -3,9 +3,9 @@
 from agent.node.refusals import words_of
 from agent.relay.ports import Turned
 from agent.relay.voice import hints_header
-from router_core.placement.decision import Decision
+from router_core.placement.decision.decision import Decision
 from router_core.placement.record import Choice
-from router_core.placement.request import PlacementRequest
+from router_core.placement.request.request import PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 
 

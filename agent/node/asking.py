@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from agent.relay.ports import Asked
-from router_core.placement.request import Hints, Pin, PlacementRequest
+from router_core.placement.request.request import Hints, Pin, PlacementRequest
 from router_core.record.state import Capability
 
 

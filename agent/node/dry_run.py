@@ -18,11 +18,11 @@ from agent.relay.dialects.ollama import NATIVE
 from agent.relay.dialects.raw import TOKEN_BYTES as SURE_BYTES
 from agent.relay.dialects.relayed import RELAYED
 from agent.relay.headers import request_id_of, value_of
-from router_core.placement.decide import decide
-from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.replay import replay
 from router_core.placement.record import DecisionRecord
-from router_core.placement.replay import replay
-from router_core.placement.request import NO_OUTPUT, PlacementRequest
+from router_core.placement.request.hints import HintFault, parse_hints
+from router_core.placement.request.request import NO_OUTPUT, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import CAPABILITIES, DIALECTS
 from router_core.record.state import Capability

@@ -6,9 +6,9 @@ Judged on the live fleet and the live work, before a body is read. Refuses to ch
 from collections.abc import Callable, Mapping
 
 from agent.relay.ports import RouteHeader
-from router_core.placement.fleet import Fleet
-from router_core.placement.ingress import IngressAsk, admit, asked_about, own_row, service_s
-from router_core.placement.request import RequestClass
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.decision.ingress import IngressAsk, admit, asked_about, own_row, service_s
+from router_core.placement.request.request import RequestClass
 from router_core.record.envelope import Sealed
 from router_core.record.membership import Member
 from router_core.record.state import Dialect

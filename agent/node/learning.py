@@ -22,7 +22,7 @@ from agent.relay.voice import API_SIDE
 from agent.store.profiles import FILE, ProfileStore
 from router_core.errors import RemoteFault
 from router_core.ids import Id16
-from router_core.placement.rows import Row
+from router_core.placement.candidates.candidate import Row
 from router_core.profile.estimate import claim_of
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 from router_core.profile.profiles import decode_profile, encode_profile

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from agent.effects.clock import Clock
 from agent.engines.contract import EndpointStatus, ObservedModel, OwnedModel
 from agent.relay.ports import Held, Offered
-from router_core.placement.fleet import Fleet
-from router_core.placement.offers import offer_of
-from router_core.placement.rows import Draft, Row
+from router_core.placement.candidates.candidate import Draft, Row
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.filters.model_match import offer_of
 from router_core.record.state import Dialect, ModelState
 
 _MIB = 1024 * 1024

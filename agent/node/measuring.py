@@ -4,8 +4,8 @@ held bytes."""
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.observe.metrics import Family, gauge_family
-from router_core.placement.request import RequestClass
-from router_core.placement.rows import Row
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.request.request import RequestClass
 from router_core.router.breaker import BreakerState
 from router_core.router.router import Router
 

@@ -18,15 +18,15 @@ from agent.node.asking import request_of
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
 from agent.relay.voice import API_SIDE, hints_header
-from router_core.placement.advice import coarse
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Fleet
-from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.decision.authority import coarse
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Attempt, Choice, DecisionRecord
-from router_core.placement.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
-from router_core.placement.survey import Survey, survey
+from router_core.placement.request.hints import HintFault, parse_hints
+from router_core.placement.request.request import Endpoint, HintNote, Hints, Pin, PlacementRequest
+from router_core.placement.scoring.survey import Survey, survey
 from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Dialect

@@ -10,11 +10,11 @@ from operator import and_, or_
 from typing import Final
 
 from agent.relay.dialects.relayed import RELAYED
-from router_core.placement.decision import Decision
-from router_core.placement.eligibility import context_of, lacking, unmet_terms
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.decision.decision import Decision
+from router_core.placement.filters.eligibility import context_of, lacking, unmet_terms
 from router_core.placement.reasons import Reason
-from router_core.placement.request import Locality
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Locality
 from router_core.record.spelling import capability_names, dialect_name
 from router_core.record.state import Dialect
 

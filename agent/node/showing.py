@@ -5,15 +5,15 @@ from random import Random
 
 from agent.relay.ports import Asked, Choosing, Placer, Routed, Turned
 from router_core.ids import Id16
-from router_core.placement.fleet import Fleet
-from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.decision.owner import choose_owner
 from router_core.placement.ledger import Reservation
-from router_core.placement.names import nearest
-from router_core.placement.owner import choose_owner
 from router_core.placement.reasons import Reason
 from router_core.placement.record import Choice, Estimate
-from router_core.placement.request import Endpoint, PlacementRequest
-from router_core.placement.rows import Row
+from router_core.placement.request.hints import HintFault, parse_hints
+from router_core.placement.request.names import nearest
+from router_core.placement.request.request import Endpoint, PlacementRequest
 from router_core.policy.exchange import Hedge
 
 ANSWER_MS = 15_000

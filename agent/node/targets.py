@@ -21,7 +21,7 @@ from agent.node.reach import Reach
 from agent.relay.ports import PeerRoute
 from agent.settings.manifest import API_PATH, EngineKind
 from router_core.ids import Id16, MeshId, NodeId, id16_of, id32_of
-from router_core.placement.request import Endpoint as PlacedAt
+from router_core.placement.request.request import Endpoint as PlacedAt
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Static
 from router_core.router.failure import Cause

@@ -24,7 +24,7 @@ from agent.relay.ports import (
 )
 from agent.store.folders import RefuseToStart
 from router_core.ids import Id16, id16_of, id32_of
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import Hedge
 from router_core.record.membership import Member, ViewChange
 from router_core.record.state import Role

@@ -10,10 +10,10 @@ from typing import Final
 
 from agent.observe.log import ORIGINS, Log
 from agent.observe.metrics import Counter, Family, Histogram
-from router_core.placement.decision import Decision
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import HintNote, RequestClass
+from router_core.placement.request.request import HintNote, RequestClass
 from router_core.placement.residency.events import Trigger
 from router_core.policy.authority import AuthorityMode
 

@@ -29,7 +29,7 @@ from agent.relay.reading import Reading
 from agent.relay.voice import API_SIDE, ApiVoice
 from agent.relay.wiring import Wiring
 from router_core import limits
-from router_core.placement.hints import PREFIX, TRANSPORT
+from router_core.placement.request.hints import PREFIX, TRANSPORT
 from router_core.record.state import Dialect
 
 _HINT_PREFIX = PREFIX.encode("ascii")

@@ -24,7 +24,7 @@ from agent.relay.vital import Vital, Watch
 from agent.relay.wiring import Voice, Wiring
 from router_core.exchange import events as ev
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.record.membership import Liveness
 from router_core.router.failure import Cause, FailureClass

@@ -32,7 +32,7 @@ from router_core.ids import Id16, NodeId, NodeName, id8_of
 from router_core.placement.ledger import Reservation
 from router_core.placement.local import LocalWork
 from router_core.placement.record import Choice, Estimate
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Member
 from router_core.record.state import Dialect

@@ -13,7 +13,7 @@ from agent.relay.ports import Asked, LocalEndpoint, PeerRoute, Routed, RouteHead
 from agent.relay.route import format_ahead, format_route
 from agent.relay.upstream import Options, Target
 from router_core.exchange import events
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.router.failure import FailureClass
 from router_core.router.patience import overdue_ms

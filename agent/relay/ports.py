@@ -15,11 +15,11 @@ from msgspec import Struct
 from agent.engines.contract import ResponseMarks
 from agent.relay.dialects.facts import Facts
 from router_core.ids import NodeId
-from router_core.placement.decision import Decision
-from router_core.placement.hold import Waiting
+from router_core.placement.decision.decision import Decision
 from router_core.placement.ledger import Reservation
+from router_core.placement.queueing.hold import Waiting
 from router_core.placement.record import Choice
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import Hedge
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect

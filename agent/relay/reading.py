@@ -11,7 +11,7 @@ from agent.relay.dialects.facts import BodyFault
 from agent.relay.front import Answer, Client, Work
 from agent.relay.parcel import Parcel
 from agent.relay.wiring import Wiring
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.record.state import Dialect
 
 

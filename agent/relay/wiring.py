@@ -17,7 +17,7 @@ from agent.relay.places import Places
 from agent.relay.pool import Pool
 from agent.relay.ports import Asked, FirstBytes, HeardState, NobodyAsks, Observer, Routed, Targets, Turned
 from router_core.exchange.events import Reply
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.router.failure import Cause
 from router_core.router.router import Router

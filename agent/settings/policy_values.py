@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from agent.settings.toml_table import FILE_NAME
 from agent.settings.values import Refuse, nearest, number
-from router_core.placement.names import parse_model_name
+from router_core.placement.request.names import parse_model_name
 
 COMPARED: Final = ("pair-1.0", "least-count", "round-robin", "p2c")
 """Policies that the simulator plays beside ours. They need what no daemon has, or forget what ours must not."""

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.router.failure import Cause, FailureClass
 from router_core.router.outcome import Outcome
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from router_core.exchange import events as ev
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.router.failure import (
     OWN,

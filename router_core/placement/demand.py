@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from router_core import limits
 from router_core.ids import Id8
-from router_core.placement.fleet import Fleet
-from router_core.placement.offers import offer_of
+from router_core.placement.candidates.candidate import ALIVE, Row
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.filters.model_match import offer_of
 from router_core.placement.record import Choice
-from router_core.placement.request import Endpoint
-from router_core.placement.rows import ALIVE, Row
+from router_core.placement.request.request import Endpoint
 from router_core.record.state import U32_MAX, ModelDemand
 
 _TAU_MS = 300_000.0

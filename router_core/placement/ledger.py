@@ -11,7 +11,7 @@ from msgspec import Struct
 from router_core.ids import Id8, Id16
 from router_core.placement.local import LocalWork
 from router_core.placement.record import Choice
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.record.state import ModelState
 from router_core.view.cluster import ClusterView, NodeView
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from router_core.ids import Id16, NodeId, NodeName
 from router_core.placement.reasons import Action, AuthorityOutcome, Reason
-from router_core.placement.request import Endpoint, HintNote
+from router_core.placement.request.request import Endpoint, HintNote
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import Match
 

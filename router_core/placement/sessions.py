@@ -6,7 +6,7 @@ so the table holds nothing a client sent. It decides nothing: affinity is one bo
 
 from hashlib import blake2b
 
-from router_core.placement.request import Pin
+from router_core.placement.request.request import Pin
 
 KEPT = 4_096
 LIFE_MS = 600_000

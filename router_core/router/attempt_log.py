@@ -5,8 +5,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router_core.placement.decision import Decision, record_of
-from router_core.placement.hold_terms import HoldTerms
+from router_core.placement.decision.decision import Decision, record_of
+from router_core.placement.queueing.terms import HoldTerms
 from router_core.placement.record import Attempt, Choice, DecisionRecord, Ending
 
 _CANCELLED: Final = {"client_gone": "client", "slow_client": "slow_client"}

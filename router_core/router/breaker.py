@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from enum import IntEnum
 
 from router_core.ids import NodeId
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
 

@@ -7,7 +7,7 @@ nothing was overdue for a while. One that says it is full costs more until it sa
 from collections.abc import Mapping
 from typing import Protocol
 
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 
 COST = 0.3

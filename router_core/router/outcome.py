@@ -4,7 +4,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.router.failure import Cause, FailureClass
 
 

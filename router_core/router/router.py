@@ -16,21 +16,21 @@ from msgspec.structs import replace
 
 from router_core import limits
 from router_core.ids import NodeId, id8_of
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.decision_id import DecisionIds, new_id
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet, Live, fold_fleet
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
+from router_core.placement.decision.ids import DecisionIds, new_id
 from router_core.placement.demand import Counted, Demand
-from router_core.placement.eligibility import targets_of, until_ms_of
-from router_core.placement.fleet import Fleet, Live, fold_fleet
-from router_core.placement.hold import Hold, Waiting, after_wait, waiting_of
-from router_core.placement.holding import Holding
+from router_core.placement.filters.eligibility import targets_of, until_ms_of
 from router_core.placement.ledger import Ledger, Reservation
 from router_core.placement.local import LocalWork
+from router_core.placement.queueing.hold import Hold, Waiting, after_wait, waiting_of
+from router_core.placement.queueing.holding import Holding
 from router_core.placement.record import Choice
-from router_core.placement.request import Endpoint, Pin, PlacementRequest, RequestClass
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Endpoint, Pin, PlacementRequest, RequestClass
+from router_core.placement.scoring.survey import has_other
 from router_core.placement.sessions import Sessions, session_key
-from router_core.placement.survey import has_other
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy

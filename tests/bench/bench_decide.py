@@ -36,8 +36,8 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from router_core.placement.decide import decide
-from router_core.placement.fleet import Fleet, Live
+from router_core.placement.candidates.fleet import Fleet, Live
+from router_core.placement.decision.decide import decide
 from tests.bench.decide_peers import PINNED, Peer, peer
 from tests.bench.environments import Absent
 from tests.bench.report import Figure, against, emit

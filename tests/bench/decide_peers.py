@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from router_core.placement.rows import Row
+from router_core.placement.candidates.candidate import Row
 from tests.bench.environments import Absent, environment, plain
 
 REPLY_S = 60.0

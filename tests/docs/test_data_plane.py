@@ -13,7 +13,7 @@ from agent.relay.headers import REPLY_FAMILIES, REPLY_PASSED, REQUEST_PASSED
 from agent.relay.ports import RouteHeader
 from agent.relay.route import format_route
 from router_core import limits
-from router_core.placement.request import RequestClass
+from router_core.placement.request.request import RequestClass
 from router_core.policy.exchange import ExchangePolicy
 from router_core.router.failure import (
     OWN,

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from router_core.placement.fleet import Live
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
 from router_core.placement.reasons import EXCLUSIONS, Cause, Reason
-from router_core.placement.rows import Row
 from scripts import page_tables
 from tests.docs.tables import page, plain, table
 from tests.router_core.placement.test_worked_example import NET, REQUEST, row_a, row_b, row_c, row_d, row_e

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from router_core.sim.baselines.pair import JobEvent, Proxy, Scheduler
+from router_core.sim.placement.baselines.pair import JobEvent, Proxy, Scheduler
 from tests.support import llama, tiny_gguf
 from tests.support.cluster import Cluster, Node, closing, pair, wait_for
 from tests.support.ports import HeldPort

@@ -7,21 +7,21 @@ from typing import Any
 from msgspec.structs import replace
 
 from router_core.ids import Id8, Id16, Id32, NodeName, node_id_of
-from router_core.placement.admission import Gate
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.estimates import capacity
-from router_core.placement.fleet import Fleet, Live, fold_fleet
-from router_core.placement.hints import parse_hints
-from router_core.placement.index import index_of
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet, Live, fold_fleet
+from router_core.placement.candidates.index import index_of
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
 from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
-from router_core.placement.names import parse_model_name
 from router_core.placement.record import Choice
-from router_core.placement.request import Endpoint, Hints, PlacementRequest
-from router_core.placement.rows import Row
-from router_core.placement.survey import Survey
-from router_core.placement.weighing import Scored
+from router_core.placement.request.hints import parse_hints
+from router_core.placement.request.names import parse_model_name
+from router_core.placement.request.request import Endpoint, Hints, PlacementRequest
+from router_core.placement.scoring.estimates import capacity
+from router_core.placement.scoring.survey import Survey
+from router_core.placement.scoring.weighing import Scored
 from router_core.policy.placement import PlacementPolicy
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import ProfileKey

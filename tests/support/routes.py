@@ -4,12 +4,12 @@ from typing import Any
 
 from agent.relay.ports import Routed
 from router_core.ids import Id16, NodeId, NodeName
-from router_core.placement.decision import Decision, Evidence
-from router_core.placement.eligibility import need_of
+from router_core.placement.decision.decision import Decision, Evidence
+from router_core.placement.filters.eligibility import need_of
 from router_core.placement.ledger import Reservation
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import Choice, Estimate, ViewFacts
-from router_core.placement.request import HintNote, PlacementRequest
+from router_core.placement.request.request import HintNote, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Dialect
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from router_core.placement.admission import Gate
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet
 from router_core.placement.demand import rate_of, rates_of
-from router_core.placement.estimates import waiting_s
-from router_core.placement.fleet import Fleet
-from router_core.placement.names import parse_model_name
+from router_core.placement.request.names import parse_model_name
 from router_core.placement.residency.events import EngineResidency, HostLook, Key, Model
-from router_core.placement.rows import Row
+from router_core.placement.scoring.estimates import waiting_s
 from router_core.profile.estimate import quantile
 
 _LOAD_QUANTILE = 0.75

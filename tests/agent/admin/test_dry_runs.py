@@ -19,7 +19,7 @@ from agent.relay.dialects.relayed import RELAYED
 from router_core import limits
 from router_core.placement.reasons import Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Pin
+from router_core.placement.request.request import Pin
 from router_core.placement.sessions import session_key
 from router_core.record.spelling import CAPABILITIES, DIALECTS
 from tests.agent.admin.daemon import CANARY, Daemon

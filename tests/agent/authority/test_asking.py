@@ -15,7 +15,7 @@ from agent.authority.call import Caller
 from agent.node.placing import Choosing
 from agent.relay.ports import Routed
 from router_core.errors import LocalMisuse
-from router_core.placement.decision import record_of
+from router_core.placement.decision.decision import record_of
 from router_core.placement.record import AuthorityNote
 from router_core.policy.authority import AuthorityMode, AuthorityPolicy
 from tests.agent.authority.scripted import (

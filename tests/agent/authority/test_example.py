@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from router_core.placement.advice import parse_answer
-from router_core.placement.request import Advice
+from router_core.placement.decision.authority import parse_answer
+from router_core.placement.request.request import Advice
 from tests.agent.authority.scripted import answers, listening
 from tests.agent.authority.test_asking import asking, routed, three_nodes
 from tests.agent.node.rig import an_endpoint, key_of

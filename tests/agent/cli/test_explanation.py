@@ -30,7 +30,7 @@ from router_core.placement.record import (
     Factors,
     ViewFacts,
 )
-from router_core.placement.request import HintNote
+from router_core.placement.request.request import HintNote
 from router_core.policy.authority import AuthorityMode
 from tests.agent.observe.records import candidate, record
 

@@ -32,9 +32,9 @@ from agent.relay.ports import AccessLine, Asked, AttemptReport, Routed
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.store.profiles import ProfileStore
 from router_core.ids import Id16, Id32, MeshId, NodeName, id16_of, node_id_of
-from router_core.placement.decision_id import DecisionIds
+from router_core.placement.decision.ids import DecisionIds
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.placement import PlacementPolicy
 from router_core.pressure.samples import Sampled, measured
 from router_core.profile.profiles import Profiles

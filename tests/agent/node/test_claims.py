@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.relay.ports import Routed
-from router_core.placement.rows import Row
+from router_core.placement.candidates.candidate import Row
 from router_core.record.codec import decode_static, encode_static
 from router_core.record.state import Static
 from tests.agent.node.rig import World, a_report, an_endpoint, id16, stated, taught

@@ -2,8 +2,8 @@
 
 from agent.node.measuring import LiveFigures
 from agent.observe.metrics import Registry
-from router_core.placement.hold import Waiting
-from router_core.placement.request import RequestClass
+from router_core.placement.queueing.hold import Waiting
+from router_core.placement.request.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
 from tests.agent.node.rig import World, an_endpoint, key_of
 

@@ -18,7 +18,7 @@ from agent.relay.route import route_of
 from agent.relay.voice import hints_header
 from router_core import limits
 from router_core.placement.reasons import Action, HintOutcome
-from router_core.placement.request import HintNote, Locality, Match, RequestClass
+from router_core.placement.request.request import HintNote, Locality, Match, RequestClass
 from router_core.policy.exchange import Hedge
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.spelling import CAPABILITIES

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from agent.node.answers import turned
-from router_core.placement.hints import HintFault, parse_hints
-from router_core.placement.request import Locality
-from router_core.placement.rows import Row
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.request.hints import HintFault, parse_hints
+from router_core.placement.request.request import Locality
 from router_core.record.state import Capability, Dialect
 from tests.support.fleets import GIB, POLICY, a_fleet, a_request, a_row, decided, parsed_hints
 

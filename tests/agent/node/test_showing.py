@@ -8,7 +8,7 @@ from agent.node.showing import ANSWER_MS, Question, Showing, placer_of
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from router_core.ids import Id16
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from tests.agent.node.rig import World, an_asked, an_owned, id16, key_of
 from tests.agent.node.test_listing import an_ollama
 

@@ -14,7 +14,7 @@ from router_core.placement.record import (
     RequestFacts,
     ViewFacts,
 )
-from router_core.placement.request import HintNote
+from router_core.placement.request.request import HintNote
 
 
 def candidate(

@@ -9,10 +9,10 @@ from agent.observe.instruments import Alarms, DecisionMetrics, RelayMetrics
 from agent.observe.log import Log
 from agent.observe.metrics import Registry
 from agent.observe.view_metrics import ViewMetrics
-from router_core.placement.admission import Gate
+from router_core.placement.candidates.admission import Gate
 from router_core.placement.reasons import AuthorityOutcome
 from router_core.placement.record import Attempt, Ending
-from router_core.placement.request import Counsel
+from router_core.placement.request.request import Counsel
 from router_core.policy.authority import AuthorityMode
 from router_core.record.membership import Liveness
 from router_core.record.state import GpuFacts, GpuLoad, ResourceCode, ResourceLevel, Static, Volatile

@@ -37,9 +37,9 @@ from agent.relay.ports import (
 )
 from agent.relay.wiring import Hands, Wiring
 from router_core.ids import Id32, NodeId, NodeName
-from router_core.placement.hold import Waiting
+from router_core.placement.queueing.hold import Waiting
 from router_core.placement.reasons import HintOutcome
-from router_core.placement.request import Endpoint, HintNote, RequestClass
+from router_core.placement.request.request import Endpoint, HintNote, RequestClass
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Liveness, Member
 from router_core.record.state import Dialect

@@ -6,7 +6,7 @@ from typing import Never
 
 from agent.effects.clock import SystemClock
 from agent.relay.wiring import Hands
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from tests.support.until import until
 
 

@@ -13,7 +13,7 @@ from agent.relay.ports import Asked, Routed, Turned
 from agent.relay.voice import ApiVoice
 from router_core.exchange.events import Reply
 from router_core.placement.reasons import HintOutcome
-from router_core.placement.request import HintNote
+from router_core.placement.request.request import HintNote
 from router_core.policy.placement import Match
 from router_core.record.state import Dialect
 from router_core.router.failure import Cause

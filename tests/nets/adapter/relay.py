@@ -27,9 +27,9 @@ from agent.relay.ports import AccessLine, PeerRoute, Phase
 from agent.relay.upstream import AnswerHead
 from agent.relay.wiring import Hands, Wiring, sweep_lateness
 from router_core.ids import MeshId, NodeId, NodeName, id8_of, node_id_of
-from router_core.placement.decision_id import DecisionIds
+from router_core.placement.decision.ids import DecisionIds
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.profile.profiles import Profiles
 from router_core.record.membership import Liveness
 from router_core.router.failure import Cause, FailureClass

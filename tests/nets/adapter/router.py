@@ -11,16 +11,16 @@ from random import Random
 from typing import Any, Final
 
 from router_core.ids import Id8, Id16, Id32, NodeName, id8_of, id16_of, node_id_of
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.eligibility import targets_of, until_ms_of
-from router_core.placement.fleet import Fleet, Live, fold_fleet
-from router_core.placement.hints import HintFault, parse_hints
-from router_core.placement.hold import after_wait
+from router_core.placement.candidates.fleet import Fleet, Live, fold_fleet
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
+from router_core.placement.filters.eligibility import targets_of, until_ms_of
 from router_core.placement.ledger import Ledger, Reservation
 from router_core.placement.local import LocalWork
+from router_core.placement.queueing.hold import after_wait
 from router_core.placement.reasons import AuthorityOutcome
-from router_core.placement.request import Advice, Counsel, Pin, PlacementRequest, RequestClass
+from router_core.placement.request.hints import HintFault, parse_hints
+from router_core.placement.request.request import Advice, Counsel, Pin, PlacementRequest, RequestClass
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.policy.placement import ClassTargets, Locality, Match, PlacementPolicy, Weights

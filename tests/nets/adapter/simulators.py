@@ -8,8 +8,8 @@ from router_core.sim.mesh.faults import FAULTS, plan
 from router_core.sim.mesh.report import RUN_MS, measure
 from router_core.sim.mesh.watch import Violation
 from router_core.sim.mesh.world import World
-from router_core.sim.trial import POLICIES as TRIED
-from router_core.sim.trial import play
+from router_core.sim.placement.trial import POLICIES as TRIED
+from router_core.sim.placement.trial import play
 from scripts.shared_data import built_in
 from scripts.simulate_placement import read_scenario, shipped, sized
 from tests.nets.adapter.router import POLICIES

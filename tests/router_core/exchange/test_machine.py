@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router_core.exchange import events as ev
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.router.failure import Cause, FailureClass
 from router_core.router.outcome import Outcome, Result

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from router_core.exchange import events as ev
 from router_core.exchange.machine import ENDED, Exchange, State
-from router_core.placement.fleet import Live
-from router_core.placement.hold import after_wait
-from router_core.placement.rows import Row
-from router_core.placement.survey import has_other
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.queueing.hold import after_wait
+from router_core.placement.scoring.survey import has_other
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.router.breaker import Breakers
 from router_core.router.failure import Cause, FailureClass, is_server_error

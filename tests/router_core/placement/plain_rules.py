@@ -7,13 +7,13 @@ of ``require`` are taken from the code.
 import math
 from dataclasses import dataclass, field
 
-from router_core.placement.admission import Gate
-from router_core.placement.eligibility import in_subset, matches, need_of
-from router_core.placement.fleet import Fleet
-from router_core.placement.offers import offer_of, settled
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.filters.eligibility import in_subset, matches, need_of
+from router_core.placement.filters.model_match import offer_of, settled
 from router_core.placement.reasons import Reason
-from router_core.placement.request import Locality, PlacementRequest
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Locality, PlacementRequest
 from router_core.policy.placement import PlacementPolicy
 
 

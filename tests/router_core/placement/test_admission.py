@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router_core.placement.admission import Gate, Squeeze, retry_after_s, squeeze_of
+from router_core.placement.candidates.admission import Gate, Squeeze, retry_after_s, squeeze_of
 from router_core.record.state import (
     EngineFlag,
     Flag,

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core import limits
-from router_core.placement.advice import (
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.decision.authority import (
     AnswerFault,
     Question,
     coarse,
@@ -22,13 +24,11 @@ from router_core.placement.advice import (
     power_of_two,
     question_of,
 )
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Fleet
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import Action, AuthorityOutcome, HintOutcome, Reason
 from router_core.placement.record import NO_AUTHORITY, AuthorityNote
-from router_core.placement.request import Advice, Counsel, Hints, Locality, Pin, PlacementRequest
-from router_core.placement.rows import Row
-from router_core.placement.survey import survey
+from router_core.placement.request.request import Advice, Counsel, Hints, Locality, Pin, PlacementRequest
+from router_core.placement.scoring.survey import survey
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
 from tests.router_core.placement.test_decide import NAMES, fleets, open_rows, requests

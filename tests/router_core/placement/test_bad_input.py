@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router_core.placement.decision import Decision
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import Action, HintOutcome, Reason
 from tests.support.fleets import a_fleet, a_request, a_row, chosen_node, decided, parsed_hints
 

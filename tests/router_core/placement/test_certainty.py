@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.ids import NodeName, node_id_of
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Live
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import Action, Reason
-from router_core.placement.rows import Row
 from router_core.record.state import Capability, Dialect
 from tests.router_core.placement.test_plain_rules import a_chance_row
 from tests.support.fleets import (

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
-from router_core.placement.admission import Gate
-from router_core.placement.choose import choose, field_of, seed_of
-from router_core.placement.decide import decide
-from router_core.placement.fleet import Live
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.decide import decide
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.request import Pin, PlacementRequest
-from router_core.placement.rows import Row
-from router_core.placement.survey import survey
+from router_core.placement.request.request import Pin, PlacementRequest
+from router_core.placement.scoring.survey import survey
+from router_core.placement.selection.choose import choose, field_of, seed_of
 from router_core.policy.placement import PlacementPolicy, Weights
 from router_core.router.lateness import COST
 from tests.support.fleets import (

@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core.placement.decide import decide
-from router_core.placement.decision_id import DecisionIds, new_id
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.ids import DecisionIds, new_id
 from tests.support.fleets import NOW, POLICY, a_fleet, a_request, a_row
 
 ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router_core.placement.admission import Gate
-from router_core.placement.fleet import Live
-from router_core.placement.hold import Hold
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.replay import replay
+from router_core.placement.queueing.hold import Hold
 from router_core.placement.reasons import EXCLUSIONS, Action, Reason
-from router_core.placement.replay import replay
-from router_core.placement.request import Hints, Locality
+from router_core.placement.request.request import Hints, Locality
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
 from tests.support.fleets import (

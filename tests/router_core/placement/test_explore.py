@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router_core.placement.choose import seed_of
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Fleet
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet
+from router_core.placement.decision.decision import Decision
+from router_core.placement.decision.replay import replay
 from router_core.placement.reasons import AuthorityOutcome, Reason
-from router_core.placement.replay import replay
-from router_core.placement.request import Advice, Counsel, Pin
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Advice, Counsel, Pin
+from router_core.placement.selection.choose import seed_of
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PRESETS, Locality, PlacementPolicy
 from tests.support.fleets import NOW, a_fleet, a_request, a_row, chosen_node, decided, parsed_hints

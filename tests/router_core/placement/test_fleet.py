@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from router_core.ids import id16_of
-from router_core.placement.admission import Gate
-from router_core.placement.fleet import Fleet, Live, fold_fleet, herd_multiplier
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row, logistic
+from router_core.placement.candidates.fleet import Fleet, Live, fold_fleet, herd_multiplier
 from router_core.placement.reasons import Action
-from router_core.placement.rows import Row, logistic
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, ProfileKey, Result
 from router_core.profile.profiles import Profiles

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.ids import NodeName, id8_of, id16_of
-from router_core.placement.admission import Gate
-from router_core.placement.fleet import Fleet, Live, fold_fleet
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.fleet import Fleet, Live, fold_fleet
 from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
 from router_core.policy.placement import PlacementPolicy

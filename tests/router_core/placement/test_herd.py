@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from router_core.ids import Id8
-from router_core.placement.decide import decide
-from router_core.placement.fleet import Fleet, Live
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet, Live
+from router_core.placement.decision.decide import decide
 from router_core.placement.ledger import Ledger
 from router_core.placement.local import LocalWork
-from router_core.placement.rows import Row
 from tests.support.cluster_views import a_change, a_view
 from tests.support.fleets import POLICY, a_fleet, a_request, a_row, choice_of, parsed_hints
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.hints import HintFault, parse_hints
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import Action, HintOutcome, Reason
-from router_core.placement.request import NO_HINTS, Hints
-from router_core.placement.rows import Row
+from router_core.placement.request.hints import HintFault, parse_hints
+from router_core.placement.request.request import NO_HINTS, Hints
 from tests.support.fleets import (
     NOW,
     POLICY,

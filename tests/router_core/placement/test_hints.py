@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.ids import node_id_of
-from router_core.placement.hints import Grants, HintFault, parse_hints, parse_ref
 from router_core.placement.reasons import HintOutcome
-from router_core.placement.request import Hints, Locality, Match, RequestClass
+from router_core.placement.request.hints import Grants, HintFault, parse_hints, parse_ref
+from router_core.placement.request.request import Hints, Locality, Match, RequestClass
 from router_core.record.state import Capability
 from tests.support.fleets import id32
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
-from router_core.placement.eligibility import targets_of
-from router_core.placement.hold import Event, Hold, Joined, Left, NewsCame, Release, Stayed, Waiting
-from router_core.placement.request import RequestClass
+from router_core.placement.filters.eligibility import targets_of
+from router_core.placement.queueing.hold import Event, Hold, Joined, Left, NewsCame, Release, Stayed, Waiting
+from router_core.placement.request.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
 
 POLICY = PlacementPolicy()

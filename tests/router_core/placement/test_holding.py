@@ -1,8 +1,8 @@
 """The driver of the hold queue: whoever may try again is told so, in turn, each time there is news."""
 
-from router_core.placement.hold import Hold, Waiting
-from router_core.placement.holding import Holding
-from router_core.placement.request import RequestClass
+from router_core.placement.queueing.hold import Hold, Waiting
+from router_core.placement.queueing.holding import Holding
+from router_core.placement.request.request import RequestClass
 from router_core.policy.placement import PlacementPolicy
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from router_core.ids import Id8, node_id_of
-from router_core.placement.admission import Gate
-from router_core.placement.fleet import Live
-from router_core.placement.ingress import IngressAsk, admit, own_row, service_s
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.ingress import IngressAsk, admit, own_row, service_s
 from router_core.placement.reasons import Cause
-from router_core.placement.request import Pin, RequestClass
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Pin, RequestClass
 from router_core.placement.sessions import Sessions, session_key
 from router_core.record.state import Dialect
 from tests.support.fleets import ME, NOW, a_fleet, a_ledger, a_row

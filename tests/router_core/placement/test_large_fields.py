@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from router_core.placement.choose import choose, field_of, near_ties
-from router_core.placement.fleet import Fleet, Live
+from router_core.placement.candidates.fleet import Fleet, Live
 from router_core.placement.reasons import AuthorityOutcome, Reason
-from router_core.placement.request import Advice, Counsel, Pin, PlacementRequest
-from router_core.placement.survey import survey
-from router_core.placement.weighing import Scored
+from router_core.placement.request.request import Advice, Counsel, Pin, PlacementRequest
+from router_core.placement.scoring.survey import survey
+from router_core.placement.scoring.weighing import Scored
+from router_core.placement.selection.choose import choose, field_of, near_ties
 from router_core.policy.authority import AuthorityMode
 from router_core.policy.placement import PlacementPolicy
 from tests.router_core.placement.test_plain_rules import a_chance_request, a_chance_view

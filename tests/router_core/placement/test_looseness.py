@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Live
-from router_core.placement.hints import parse_hints
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import Action, HintOutcome, Reason
-from router_core.placement.request import Hints, Locality, Match
-from router_core.placement.rows import Row
+from router_core.placement.request.hints import parse_hints
+from router_core.placement.request.request import Hints, Locality, Match
 from router_core.policy.placement import PlacementPolicy
 from router_core.profile.bits import nominal_bits
 from router_core.record.state import Dialect

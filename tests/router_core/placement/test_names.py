@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from router_core.placement.fleet import Fleet
-from router_core.placement.names import nearest, parse_model_name
+from router_core.placement.candidates.fleet import Fleet
 from router_core.placement.reasons import Action, Reason
+from router_core.placement.request.names import nearest, parse_model_name
 from tests.support.fleets import POLICY, a_fleet, a_request, a_row, choice_of, chosen_node, decided
 
 HEX = "ab" * 32

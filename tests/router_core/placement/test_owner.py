@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.ids import Id16
-from router_core.placement.admission import Gate
-from router_core.placement.owner import choose_owner
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.decision.owner import choose_owner
 from router_core.placement.reasons import Reason
-from router_core.placement.request import Locality
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Locality
 from router_core.record.state import Dialect
 from tests.support.fleets import ME, NOW, POLICY, a_fleet, a_request, a_row, id32, parsed_hints
 

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.decision.replay import replay
 from router_core.placement.reasons import Reason
-from router_core.placement.replay import replay
-from router_core.placement.rows import Row
 from router_core.policy.placement import PRESETS
 from tests.support.fleets import POLICY, a_fleet, a_request, a_row, chosen_node, decided, parsed_hints
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.placement.admission import Gate
-from router_core.placement.choose import seed_of
-from router_core.placement.fleet import Fleet, Live
-from router_core.placement.request import Hints, Pin, PlacementRequest
-from router_core.placement.rows import Row
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet, Live
+from router_core.placement.request.request import Hints, Pin, PlacementRequest
+from router_core.placement.selection.choose import seed_of
 from router_core.policy.placement import PlacementPolicy
 from router_core.record.state import Capability, Dialect
 from tests.router_core.placement.plain_rules import drawn, plainly, tried_instead

@@ -9,14 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router_core.placement.choose import choose, field_of, seed_of
-from router_core.placement.decide import decide
-from router_core.placement.fleet import Fleet, Live
+from router_core.placement.candidates.fleet import Fleet, Live
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.replay import NotReplayable, replay
 from router_core.placement.reasons import Action, Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.replay import NotReplayable, replay
-from router_core.placement.request import Counsel, Pin, PlacementRequest
-from router_core.placement.survey import survey
+from router_core.placement.request.request import Counsel, Pin, PlacementRequest
+from router_core.placement.scoring.survey import survey
+from router_core.placement.selection.choose import choose, field_of, seed_of
 from router_core.policy.exchange import ExchangePolicy
 from router_core.policy.placement import PlacementPolicy, Weights
 from router_core.router.breaker import Breakers

@@ -4,14 +4,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from router_core.placement.fleet import Live
-from router_core.placement.hold import waiting_of
-from router_core.placement.ingress import IngressAsk, admit
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.ingress import IngressAsk, admit
+from router_core.placement.decision.replay import replay
 from router_core.placement.ledger import Ledger
+from router_core.placement.queueing.hold import waiting_of
 from router_core.placement.reasons import Action, Cause, Reason
-from router_core.placement.replay import replay
-from router_core.placement.request import Hints, PlacementRequest, RequestClass
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Hints, PlacementRequest, RequestClass
 from tests.support.fleets import (
     ALL_DIALECTS,
     NOW,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Live
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
+from router_core.placement.decision.replay import replay
 from router_core.placement.reasons import Action, Reason
-from router_core.placement.replay import replay
-from router_core.placement.request import Hints, Locality, Match, RequestClass
-from router_core.placement.rows import Row
+from router_core.placement.request.request import Hints, Locality, Match, RequestClass
 from router_core.policy.placement import PlacementPolicy
 from tests.support.fleets import (
     NOW,

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from router_core.placement.choose import draw_weights, near_ties, seed_of
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Fleet, Live
+from router_core.placement.candidates.candidate import Row, logistic
+from router_core.placement.candidates.fleet import Fleet, Live
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
 from router_core.placement.record import Candidate
-from router_core.placement.rows import Row, logistic
-from router_core.placement.survey import survey
+from router_core.placement.scoring.survey import survey
+from router_core.placement.selection.choose import draw_weights, near_ties, seed_of
 from tests.support.fleets import (
     GIB,
     NOW,

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from router_core.ids import NodeName, id16_of
-from router_core.placement.decide import decide
-from router_core.placement.decision import Decision
-from router_core.placement.fleet import Fleet, Live, fold_fleet
-from router_core.placement.ingress import IngressAsk, admit
+from router_core.placement.candidates.fleet import Fleet, Live, fold_fleet
+from router_core.placement.decision.decide import decide
+from router_core.placement.decision.decision import Decision
+from router_core.placement.decision.ingress import IngressAsk, admit
 from router_core.placement.reasons import Cause, Reason
 from router_core.policy.pressure import GIB, SERVER
 from router_core.policy.profile import ProfilePolicy

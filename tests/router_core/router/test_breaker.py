@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_core.ids import NodeId
-from router_core.placement.request import Endpoint
+from router_core.placement.request.request import Endpoint
 from router_core.policy.exchange import ExchangePolicy
 from router_core.router.breaker import Breaker, Breakers, BreakerState
 

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from router_core.sim.arrivals import (
+from router_core.sim.placement.arrivals import (
     QUANTILES,
     Arrival,
     Client,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_core.sim.engine import GIB, Engine, EngineSpec, Job, ModelSpec, capacity_rps
+from router_core.sim.placement.engine import GIB, Engine, EngineSpec, Job, ModelSpec, capacity_rps
 from router_core.sim.timeline import Timeline
 
 

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from router_core.sim.arrivals import Arrival
-from router_core.sim.baselines.pair_choice import PairChoice
-from router_core.sim.baselines.pair_dispatch import PairDispatch
-from router_core.sim.engine import EngineSpec, Job, ModelSpec
-from router_core.sim.fleet_node import NodeSpec
-from router_core.sim.fleet_world import FleetWorld, WireSpec
+from router_core.sim.placement.arrivals import Arrival
+from router_core.sim.placement.baselines.pair_choice import PairChoice
+from router_core.sim.placement.baselines.pair_dispatch import PairDispatch
+from router_core.sim.placement.engine import EngineSpec, Job, ModelSpec
+from router_core.sim.placement.fleet_node import NodeSpec
+from router_core.sim.placement.fleet_world import FleetWorld, WireSpec
 
 LINK_MS = 20
 UP_MS, DOWN_MS = 2, 3

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
-from router_core.sim.baselines import pair_exchange as px
-from router_core.sim.baselines.pair import Proxy, Snapshot
+from router_core.sim.placement.baselines import pair_exchange as px
+from router_core.sim.placement.baselines.pair import Proxy, Snapshot
 from router_core.sim.timeline import Timeline
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router_core.sim.baselines.pair import (
+from router_core.sim.placement.baselines.pair import (
     JobEvent,
     Proxy,
     Scheduler,

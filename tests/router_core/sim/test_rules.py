@@ -5,15 +5,22 @@ from random import Random
 
 import pytest
 
-from router_core.placement.fleet import Fleet, Live
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Fleet, Live
 from router_core.placement.reasons import Action, Reason
-from router_core.placement.rows import Row
-from router_core.sim.arrivals import Arrival
-from router_core.sim.baselines.oracle import Oracle
-from router_core.sim.baselines.rules import Pick, RoundRobin, Rule, least_count, p2c, p2c_by_capacity
-from router_core.sim.engine import EngineSpec, ModelSpec
-from router_core.sim.fleet_node import NodeSpec
-from router_core.sim.fleet_world import FleetWorld, WireSpec
+from router_core.sim.placement.arrivals import Arrival
+from router_core.sim.placement.baselines.oracle import Oracle
+from router_core.sim.placement.baselines.rules import (
+    Pick,
+    RoundRobin,
+    Rule,
+    least_count,
+    p2c,
+    p2c_by_capacity,
+)
+from router_core.sim.placement.engine import EngineSpec, ModelSpec
+from router_core.sim.placement.fleet_node import NodeSpec
+from router_core.sim.placement.fleet_world import FleetWorld, WireSpec
 from tests.support.fleets import NOW, POLICY, a_fleet, a_ledger, a_request, a_row, choice_of
 
 RULES = [least_count, p2c, p2c_by_capacity]

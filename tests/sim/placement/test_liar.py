@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
-from router_core.placement.decide import decide
+from router_core.placement.decision.decide import decide
 from router_core.policy.placement import PlacementPolicy
-from router_core.sim.arrivals import Arrival
-from router_core.sim.fleet_world import FleetWorld
-from router_core.sim.routed import Routed
-from router_core.sim.scenario import NodeLine, Scenario, parse_scenario
-from router_core.sim.trial import play
+from router_core.sim.placement.arrivals import Arrival
+from router_core.sim.placement.fleet_world import FleetWorld
+from router_core.sim.placement.routed import Routed
+from router_core.sim.placement.scenario import NodeLine, Scenario, parse_scenario
+from router_core.sim.placement.trial import play
 from scripts.shared_data import built_in
 from scripts.simulate_placement import read_scenario
 

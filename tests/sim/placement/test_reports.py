@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
 from router_core.policy.placement import PlacementPolicy
-from router_core.sim.arrivals import Arrival
-from router_core.sim.fleet_world import Ask
-from router_core.sim.placement_pictures import Bar, bars, pictures
-from router_core.sim.placement_report import Gate, Mean, Tally, headline_gates, mean_of, table
-from router_core.sim.scenario import Measured, parse_scenario
-from router_core.sim.trial import FIGURES as FIGURES_TOLD
-from router_core.sim.trial import Result, missed, play, requests_of
+from router_core.sim.placement.arrivals import Arrival
+from router_core.sim.placement.fleet_world import Ask
+from router_core.sim.placement.pictures import Bar, bars, pictures
+from router_core.sim.placement.report import Gate, Mean, Tally, headline_gates, mean_of, table
+from router_core.sim.placement.scenario import Measured, parse_scenario
+from router_core.sim.placement.trial import FIGURES as FIGURES_TOLD
+from router_core.sim.placement.trial import Result, missed, play, requests_of
 from scripts import shared_data, simulate_placement
 from scripts.simulate_placement import exit_of
 

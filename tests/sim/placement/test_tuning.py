@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from router_core.errors import LocalMisuse
 from router_core.policy.placement import PlacementPolicy
-from router_core.sim import tuning
-from router_core.sim.placement_report import Mean
-from router_core.sim.tuning import KNOBS, SHIPPED, Effect, Part, Try
+from router_core.sim.placement import tuning
+from router_core.sim.placement.report import Mean
+from router_core.sim.placement.tuning import KNOBS, SHIPPED, Effect, Part, Try
 from scripts import simulate, simulate_tune
 from scripts.shared_data import built_in
 from scripts.simulate_placement import read_scenario, sized

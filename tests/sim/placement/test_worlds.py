@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router_core.placement.decide import decide
+from router_core.placement.decision.decide import decide
 from router_core.policy.placement import PlacementPolicy
-from router_core.sim.engine import Job
-from router_core.sim.fleet_world import Ask, FleetWorld
-from router_core.sim.routed import Routed
-from router_core.sim.scenario import LoadLine, NodeLine, Scenario
-from router_core.sim.trial import POLICIES, Result, play, requests_of
+from router_core.sim.placement.engine import Job
+from router_core.sim.placement.fleet_world import Ask, FleetWorld
+from router_core.sim.placement.routed import Routed
+from router_core.sim.placement.scenario import LoadLine, NodeLine, Scenario
+from router_core.sim.placement.trial import POLICIES, Result, play, requests_of
 from scripts.shared_data import built_in
 from scripts.simulate_placement import ROOT, SCENARIOS, read_scenario
 

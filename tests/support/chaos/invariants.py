@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from router_core.placement.decision.replay import replay
 from router_core.placement.reasons import Reason
 from router_core.placement.record import DecisionRecord
-from router_core.placement.replay import replay
 from router_core.policy.placement import PlacementPolicy
 
 Line = Mapping[str, Any]

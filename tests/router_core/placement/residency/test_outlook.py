@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from router_core.ids import node_id_of
-from router_core.placement.admission import Gate
-from router_core.placement.decide import decide
-from router_core.placement.fleet import Live
+from router_core.placement.candidates.admission import Gate
+from router_core.placement.candidates.candidate import Row
+from router_core.placement.candidates.fleet import Live
+from router_core.placement.decision.decide import decide
 from router_core.placement.reasons import Reason
 from router_core.placement.residency.events import EngineResidency, HostLook, Model
 from router_core.placement.residency.outlook import Headroom, HostModel, outlook
-from router_core.placement.rows import Row
 from router_core.policy.profile import ProfilePolicy
 from router_core.profile.outcome import Outcome, Result
 from router_core.profile.profiles import Profiles

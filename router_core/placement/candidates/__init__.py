@@ -1,0 +1,1 @@
+"""What could serve: (endpoint, served model) pairs with what their records say."""

@@ -1,0 +1,1 @@
+"""Which candidates may serve a request, and why the others may not."""

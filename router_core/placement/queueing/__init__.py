@@ -1,0 +1,1 @@
+"""What becomes of a request that no candidate has room for."""

@@ -1,0 +1,1 @@
+"""What serving a request would take and cost, candidate by candidate."""

@@ -1,0 +1,1 @@
+"""Which of the scored candidates serves."""

@@ -1,0 +1,1 @@
+"""A fleet of engines, routers and clients at virtual time, held against other rules."""
