@@ -19,12 +19,12 @@ from agent.effects.descriptors import raise_limit
 from agent.effects.tasks import keep_running
 from agent.identity.own import load_identity, read_machine_id
 from agent.lifecycle import ExitCode, Notifier, Signals, Step, StepEnded, drain, keep_watchdog
-from agent.node.listening import refusal
-from agent.node.trace import Trace
+from agent.node.config.ports import refusal
+from agent.node.routing.trace import Trace
 from agent.observe.capture import captured, report_crash, report_loop
 from agent.observe.log import Severity, stream_log
+from agent.relay.forwarding.context import review_on_change, watch_lateness
 from agent.relay.ports import Phase
-from agent.relay.wiring import review_on_change, watch_lateness
 from agent.settings.load import Settings
 from agent.store.folders import Folders, RefuseToStart, claim
 from router_core.record.state import LeaveReason

@@ -33,11 +33,11 @@ from agent.cli.findings import Finding, Health
 from agent.identity.member_file import _Text as MemberFileText
 from agent.identity.membership import AddCode, RemoveCode
 from agent.observe.journal_file import _STEPS as JOURNAL_STEPS
-from agent.relay import lists, native_lists
-from agent.relay.codes import CODES
 from agent.relay.dialects import ollama, openai
-from agent.relay.headers import REPLY_FAMILIES, REPLY_PASSED, REQUEST_PASSED
-from agent.relay.paths import _ONE_BLOB, _ONE_MODEL, ROUTES, Closed, View
+from agent.relay.frontends import lists, native_lists
+from agent.relay.frontends.codes import CODES
+from agent.relay.frontends.routes import _ONE_BLOB, _ONE_MODEL, ROUTES, Closed, View
+from agent.relay.http.headers import REPLY_FAMILIES, REPLY_PASSED, REQUEST_PASSED
 from agent.relay.ports import AccessLine
 from agent.settings.fault import toml
 from agent.settings.manifest import DeclaredModel, EngineKind, Manifest, parse_manifest

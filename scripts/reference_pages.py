@@ -14,7 +14,7 @@ from agent.admin.guard import RequestRefusal
 from agent.admin.trust_verbs import _ADD_REFUSALS, _REMOVE_REFUSALS
 from agent.cli.exits import Exit
 from agent.observe.metrics import OTHER
-from agent.relay.codes import CODES, OF_PEERS
+from agent.relay.frontends.codes import CODES, OF_PEERS
 from agent.settings.policy_schema import POLICY_SCHEMA
 from agent.settings.schema import SCHEMA
 from agent.settings.show import reference

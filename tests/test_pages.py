@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.relay.codes import CODES, OF_PEERS
+from agent.relay.frontends.codes import CODES, OF_PEERS
 from agent.settings.load import FILE, check
 from agent.settings.manifest import parse_manifest
 from agent.settings.policy import PolicyRead, parse_policy

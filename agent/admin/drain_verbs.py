@@ -11,7 +11,7 @@ from agent.admin.ports import VerbRefused, Verbs
 
 
 class DrainsPort(Protocol):
-    """The drains of this node; None stands for the node. ``agent.node.draining.Drains`` has it."""
+    """The drains of this node; None stands for the node. ``agent.node.config.drains.Drains`` has it."""
 
     def begin(self, endpoint: str | None) -> None: ...
 

@@ -13,13 +13,13 @@ from agent.effects.tasks import Tasks
 from agent.engines.contract import EndpointStatus
 from agent.engines.outside import Outside
 from agent.engines.watch import EngineWatch, KeyedManifest
-from agent.node.concurrency import OwnLimits
-from agent.node.draining import Drains
-from agent.node.engine_log import EngineLog
-from agent.node.host_status import host_doc
-from agent.node.loads import SeenLoads
-from agent.node.own_work import own_work
-from agent.node.speaking import Listeners, Sources, Speaking
+from agent.node.config.drains import Drains
+from agent.node.state.concurrency import OwnLimits
+from agent.node.state.loads import SeenLoads
+from agent.node.state.own_work import own_work
+from agent.node.state.publication import Listeners, Sources, Speaking
+from agent.node.status.engine_log import EngineLog
+from agent.node.status.host import host_doc
 from agent.observe.instruments import LoadMetrics
 from agent.residency import ModelResidency
 from agent.residency import ResidencyListeners as ResidencyListeners

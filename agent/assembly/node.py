@@ -20,15 +20,15 @@ from agent.effects.entropy import new_rng
 from agent.effects.tasks import Tasks
 from agent.engines.catalogue import LOOPBACK_PORTS
 from agent.identity.own import OwnIdentity
-from agent.node.dry_run import DryRuns
-from agent.node.endpoints import OwnEndpoints, keyed
-from agent.node.in_force import InForce
-from agent.node.measuring import LiveFigures
-from agent.node.member_log import MemberLog
-from agent.node.picture import NodePicture
-from agent.node.recalling import Recalling
-from agent.node.reloading import Reloading, manifest_faults
-from agent.node.trace import Trace
+from agent.node.config.endpoints import OwnEndpoints, keyed
+from agent.node.config.in_force import InForce
+from agent.node.config.reload import Reloading, manifest_faults
+from agent.node.routing.trace import Trace
+from agent.node.status.dry_run import DryRuns
+from agent.node.status.figures import LiveFigures
+from agent.node.status.member_log import MemberLog
+from agent.node.status.recall import Recalling
+from agent.node.status.status import NodePicture
 from agent.observe.capture import report_crash
 from agent.observe.journal import Journal
 from agent.observe.log import Log, class_name

@@ -4,10 +4,10 @@ from agent.assembly.ground import Ground
 from agent.authority.asking import Authority
 from agent.board import Board
 from agent.effects.entropy import new_rng, random_bytes, random_u32
-from agent.node.learning import Learning, store_at
-from agent.node.placing import Placing
-from agent.node.viewing import Viewing
-from agent.node.work import WatchedWork
+from agent.node.routing.learning import Learning, store_at
+from agent.node.routing.placement import Placing
+from agent.node.state.view import Viewing
+from agent.node.state.work import WatchedWork
 from agent.observe.instruments import DecisionMetrics
 from agent.observe.journal import Journal
 from agent.settings.policy import PolicyRead, load_policy

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from agent.identity.member_file import addresses_of
 from agent.mesh.interfaces import IpAddress
-from agent.node.listening import bind_all, shown
+from agent.node.config.ports import bind_all, shown
 from agent.settings.load import Settings
 from agent.store.folders import Folders
 from router_core.record.state import Address

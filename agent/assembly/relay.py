@@ -16,27 +16,27 @@ from agent.identity.admittance import Refusal
 from agent.identity.listener import Listener
 from agent.identity.routes import Port
 from agent.mesh.door import Door
-from agent.node.gate import Gate
-from agent.node.listening import shown
-from agent.node.listing import FleetListing
-from agent.node.observing import EngineWaits, Observing
-from agent.node.probing import Probing
-from agent.node.reach import Reach
-from agent.node.showing import Showing, placer_of
-from agent.node.targets import NodeTargets
-from agent.node.trace import Trace, TracedObserver, TracedPlacer
+from agent.node.config.ports import shown
+from agent.node.routing.ingress_gate import Gate
+from agent.node.routing.observer import EngineWaits, Observing
+from agent.node.routing.probes import Probing
+from agent.node.routing.questions import Showing, placer_of
+from agent.node.routing.reachability import Reach
+from agent.node.routing.targets import NodeTargets
+from agent.node.routing.trace import Trace, TracedObserver, TracedPlacer
+from agent.node.status.listing import FleetListing
 from agent.observe.access import AccessLog
 from agent.observe.instruments import RelayMetrics
 from agent.observe.metrics import Counter
-from agent.relay.accept import Acceptor, Roll
-from agent.relay.api import ApiFront, Doors
-from agent.relay.front import Buffered
-from agent.relay.headers import Dates
-from agent.relay.ingress import IngressFront
-from agent.relay.listener import ServerConnection
-from agent.relay.pool import Pool
+from agent.relay.forwarding.context import Hands, Wiring, own_requests
+from agent.relay.frontends.ingress import IngressFront
+from agent.relay.frontends.local import ApiFront, Doors
+from agent.relay.http.acceptor import Acceptor, Roll
+from agent.relay.http.connection import ServerConnection
+from agent.relay.http.frontend import Buffered
+from agent.relay.http.headers import Dates
 from agent.relay.ports import Observer, Phase, Placer
-from agent.relay.wiring import Hands, Wiring, own_requests
+from agent.relay.upstream.pool import Pool
 from router_core import limits
 from router_core.ids import Id16, MeshId, parse_node_id
 from router_core.policy.placement import PlacementPolicy

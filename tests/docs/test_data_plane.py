@@ -5,13 +5,13 @@ import re
 import pytest
 
 from agent.identity import routes
-from agent.relay.codes import message_of, status_of
 from agent.relay.dialects import ollama, openai
 from agent.relay.dialects.relayed import RELAYED, SHOW
 from agent.relay.dialects.tail import HEAD_WINDOW, TAIL_WINDOW
-from agent.relay.headers import REPLY_FAMILIES, REPLY_PASSED, REQUEST_PASSED
+from agent.relay.frontends.codes import message_of, status_of
+from agent.relay.http.headers import REPLY_FAMILIES, REPLY_PASSED, REQUEST_PASSED
 from agent.relay.ports import RouteHeader
-from agent.relay.route import format_route
+from agent.relay.upstream.route_header import format_route
 from router_core import limits
 from router_core.placement.request.request import RequestClass
 from router_core.policy.exchange import ExchangePolicy

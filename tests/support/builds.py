@@ -23,7 +23,7 @@ from agent.effects.clock import Clock, SystemClock
 from agent.identity.listener import Listener
 from agent.identity.own import OwnIdentity
 from agent.mesh.driver import Driver
-from agent.node.learning import Learning
+from agent.node.routing.learning import Learning
 from agent.observe.log import Severity
 from agent.observe.metrics import Counter
 from agent.relay.ports import AttemptReport

@@ -12,7 +12,7 @@ from agent.admin.ports import VerbRefused, Verbs
 from agent.admin.routes import Routes
 from agent.admin.server import AdminServer
 from agent.effects.clock import SystemClock
-from agent.node.dry_run import DryRuns
+from agent.node.status.dry_run import DryRuns
 from agent.observe.journal import Journal
 from agent.observe.log import Log
 from agent.observe.metrics import Counter, Registry

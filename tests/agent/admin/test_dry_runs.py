@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.admin.ports import NoRoute
 from agent.admin.questions import ExplainBody, read_body
-from agent.node.dry_run import DryRuns
+from agent.node.status.dry_run import DryRuns
 from agent.relay.dialects.relayed import RELAYED
 from router_core import limits
 from router_core.placement.reasons import Reason

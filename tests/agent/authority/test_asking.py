@@ -12,7 +12,7 @@ import pytest
 
 from agent.authority.asking import Authority, AuthorityBreaker
 from agent.authority.call import Caller
-from agent.node.placing import Choosing
+from agent.node.routing.placement import Choosing
 from agent.relay.ports import Routed
 from router_core.errors import LocalMisuse
 from router_core.placement.decision.decision import record_of

@@ -22,7 +22,7 @@ from agent.admin.trust_verbs import trust_verbs
 from agent.cli import VERBS, main, run
 from agent.cli.run import flags_of
 from agent.identity.membership import Membership
-from agent.node.in_force import InForce
+from agent.node.config.in_force import InForce
 from agent.settings.load import Settings, load
 from agent.settings.policy import PolicyRead, load_policy
 from router_core.placement.reasons import Reason

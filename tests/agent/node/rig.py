@@ -20,11 +20,11 @@ from agent.engines.contract import (
     ResponseMarks,
     Timings,
 )
-from agent.node.learning import Learning
-from agent.node.placing import Choosing, Placing
-from agent.node.statement import static_statement, volatile_statement
-from agent.node.viewing import Viewing
-from agent.node.work import WatchedWork
+from agent.node.routing.learning import Learning
+from agent.node.routing.placement import Choosing, Placing
+from agent.node.state.statement import static_statement, volatile_statement
+from agent.node.state.view import Viewing
+from agent.node.state.work import WatchedWork
 from agent.observe.instruments import DecisionMetrics
 from agent.observe.log import Log
 from agent.relay.dialects.facts import Facts

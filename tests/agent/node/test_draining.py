@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.node.draining import MOST_MS, Drains
+from agent.node.config.drains import MOST_MS, Drains
 from tests.agent.node.rig import HandClock
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agent.engines.contract import EndpointHealth, LoadSource, ObservedLoad
-from agent.node.gate import TOKENS_MOST, Gate
-from agent.node.statement import EndpointWork
+from agent.node.routing.ingress_gate import TOKENS_MOST, Gate
+from agent.node.state.statement import EndpointWork
 from agent.relay.ports import RouteHeader
 from router_core.record.envelope import Sealed
 from router_core.record.state import Dialect, Flag

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agent.engines.contract import LoadSource, ObservedLoad, ResidencyState
-from agent.node.own_work import own_work
-from agent.node.statement import static_statement, volatile_statement
+from agent.node.state.own_work import own_work
+from agent.node.state.statement import static_statement, volatile_statement
 from router_core.policy.pressure import GIB
 from router_core.pressure.samples import GpuIdentity, GpuSample, GpuStanding, Sampled, measured
 from router_core.record.event import is_event

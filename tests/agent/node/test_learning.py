@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.node.learning import Learning, store_at
-from agent.node.statement import EndpointWork
+from agent.node.routing.learning import Learning, store_at
+from agent.node.state.statement import EndpointWork
 from agent.relay.ports import Routed
 from agent.store.profiles import ProfileStore
 from router_core.policy.profile import ProfilePolicy

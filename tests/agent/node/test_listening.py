@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from agent.node.listening import bind_all, refusal, shown
+from agent.node.config.ports import bind_all, refusal, shown
 from agent.settings.values import Listen
 from agent.store.folders import RefuseToStart
 

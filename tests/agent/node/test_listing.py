@@ -13,7 +13,7 @@ from agent.engines.contract import (
     OwnedModel,
     ResidencyState,
 )
-from agent.node.listing import FleetListing
+from agent.node.status.listing import FleetListing
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.ports import Held, Offered, Routed
 from agent.settings.manifest import EngineKind

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointStatus, LoadSource, ObservedLoad, ResidencyState
-from agent.node.loads import SeenLoads
+from agent.node.state.loads import SeenLoads
 from agent.observe.instruments import LoadMetrics
 from tests.agent.node.rig import HandClock, a_resident, an_endpoint, an_owned
 

@@ -1,6 +1,6 @@
 """Figures read when somebody asks: they are of this moment, and of endpoints as people call them."""
 
-from agent.node.measuring import LiveFigures
+from agent.node.status.figures import LiveFigures
 from agent.observe.metrics import Registry
 from router_core.placement.queueing.hold import Waiting
 from router_core.placement.request.request import RequestClass

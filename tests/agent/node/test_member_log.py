@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from agent.node.member_log import MemberLog
+from agent.node.status.member_log import MemberLog
 from agent.observe.log import Log
 from router_core import limits
 from router_core.ids import NodeName, short_id

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.node.observing import WAITING_MOST, Observing
-from agent.node.recalling import Recalling
+from agent.node.routing.observer import WAITING_MOST, Observing
+from agent.node.status.recall import Recalling
 from agent.observe.access import AccessLog
 from agent.observe.instruments import RelayMetrics
 from agent.observe.metrics import Registry

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.effects.clock import SystemClock
-from agent.node.recalling import Recalling
+from agent.node.status.recall import Recalling
 from agent.observe.journal import Journal
 from agent.observe.log import Log
 from router_core.placement.record import DecisionRecord

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.node.peaks import Peaks
+from agent.node.state.peaks import Peaks
 
 
 def test_nothing_was_ever_in_hand() -> None:

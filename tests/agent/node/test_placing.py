@@ -10,12 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointHealth, LoadSource, ObservedLoad
-from agent.node.placing import Choosing
-from agent.node.statement import EndpointWork
+from agent.node.routing.placement import Choosing
+from agent.node.state.statement import EndpointWork
 from agent.observe.metrics import Registry
+from agent.relay.frontends.replies import hints_header
 from agent.relay.ports import Queued, Routed, Turned
-from agent.relay.route import route_of
-from agent.relay.voice import hints_header
+from agent.relay.upstream.route_header import route_of
 from router_core import limits
 from router_core.placement.reasons import Action, HintOutcome
 from router_core.placement.request.request import HintNote, Locality, Match, RequestClass

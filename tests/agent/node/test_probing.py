@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agent.effects.tasks import Tasks
-from agent.node.probing import AGAIN_MS, Probing
-from agent.relay.pool import ConnectFailed
-from agent.relay.upstream import Options, Target
+from agent.node.routing.probes import AGAIN_MS, Probing
+from agent.relay.upstream.connection import Options, Target
+from agent.relay.upstream.pool import ConnectFailed
 from router_core.record.membership import Liveness
 from router_core.record.state import Role
 from router_core.router.failure import Cause

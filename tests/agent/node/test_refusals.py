@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.node.answers import turned
+from agent.node.routing.answers import turned
 from router_core.placement.candidates.candidate import Row
 from router_core.placement.request.hints import HintFault, parse_hints
 from router_core.placement.request.request import Locality

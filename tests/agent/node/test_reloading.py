@@ -1,6 +1,6 @@
 """When files of the config folder are read: whole ones, once, and at once if somebody asks."""
 
-from agent.node.reloading import Look, Settling
+from agent.node.config.reload import Look, Settling
 
 OLD: Look = {"policy.toml": (1, 1, 10, 0o600)}
 HALF: Look = {"policy.toml": (1, 2, 4, 0o600)}

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from agent.node.showing import ANSWER_MS, Question, Showing, placer_of
+from agent.node.routing.questions import ANSWER_MS, Question, Showing, placer_of
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.ports import Asked, Choosing, Queued, Routed, Turned
 from router_core.ids import Id16

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.relay.wiring import sweep_lateness, watch_lateness
+from agent.relay.forwarding.context import sweep_lateness, watch_lateness
 from router_core.router.patience import silence_limit_ms
 from tests.agent.node.rig import World, an_endpoint, key_of
 from tests.agent.relay.client import Client, post

@@ -9,8 +9,8 @@ import uvloop
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointHealth, EndpointStatus, LoadSource, ObservedLoad, ResidencyState
-from agent.node.speaking import LINGER_MS, PROFILES_MS, Listeners, Sources, Speaking
-from agent.node.work import WatchedWork
+from agent.node.state.publication import LINGER_MS, PROFILES_MS, Listeners, Sources, Speaking
+from agent.node.state.work import WatchedWork
 from router_core import limits
 from router_core.record.state import (
     Address,

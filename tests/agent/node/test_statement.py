@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.engines.contract import EndpointHealth, EndpointStatus, LoadSource, ObservedLoad, ResidencyState
-from agent.node.statement import EndpointWork, ModelTimes, foreign_requests, static_statement
+from agent.node.state.statement import EndpointWork, ModelTimes, foreign_requests, static_statement
 from agent.settings.manifest import EngineUrl
 from router_core import limits
 from router_core.record.codec import decode_static, encode_static

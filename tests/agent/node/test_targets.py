@@ -12,8 +12,8 @@ from agent.identity.own import load_identity
 from agent.identity.tls import OwnFiles, TlsContexts
 from agent.mesh.addresses import AddressBook, AddressRules, Unfit
 from agent.mesh.interfaces import IpAddress
-from agent.node.reach import FAILED_MS, Reach
-from agent.node.targets import CONNECTIONS_MOST, NodeTargets
+from agent.node.routing.reachability import FAILED_MS, Reach
+from agent.node.routing.targets import CONNECTIONS_MOST, NodeTargets
 from agent.settings.manifest import EngineKind, EngineUrl, Manifest
 from agent.settings.values import PeerHint
 from router_core.ids import Id16, NodeName, node_id_of

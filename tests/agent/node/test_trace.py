@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.effects.clock import SystemClock
-from agent.node.trace import Trace
+from agent.node.routing.trace import Trace
 from agent.store.folders import RefuseToStart
 from router_core.ids import Id16
 from router_core.record.membership import Liveness, ViewChange

@@ -12,9 +12,9 @@ from agent.effects.tasks import Tasks
 from agent.identity.certificate import server_name
 from agent.identity.listener import Listener, bind
 from agent.identity.routes import Port
-from agent.relay.headers import Dates
-from agent.relay.ingress import IngressFront
-from agent.relay.listener import ServerConnection
+from agent.relay.frontends.ingress import IngressFront
+from agent.relay.http.connection import ServerConnection
+from agent.relay.http.headers import Dates
 from agent.relay.ports import PeerRoute
 from router_core.ids import Id32, NodeName
 from router_core.placement.local import LocalWork

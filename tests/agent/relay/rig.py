@@ -11,12 +11,12 @@ from random import Random
 
 from agent.effects.clock import Clock, SystemClock
 from agent.effects.tasks import Tasks
-from agent.relay.accept import Acceptor, Roll
-from agent.relay.api import ApiFront, Doors
-from agent.relay.front import Buffered
-from agent.relay.headers import Dates
-from agent.relay.listener import ServerConnection
-from agent.relay.pool import Pool
+from agent.relay.forwarding.context import Hands, Wiring
+from agent.relay.frontends.local import ApiFront, Doors
+from agent.relay.http.acceptor import Acceptor, Roll
+from agent.relay.http.connection import ServerConnection
+from agent.relay.http.frontend import Buffered
+from agent.relay.http.headers import Dates
 from agent.relay.ports import (
     AccessLine,
     Admits,
@@ -35,7 +35,7 @@ from agent.relay.ports import (
     RouteHeader,
     Turned,
 )
-from agent.relay.wiring import Hands, Wiring
+from agent.relay.upstream.pool import Pool
 from router_core.ids import Id32, NodeId, NodeName
 from router_core.placement.queueing.hold import Waiting
 from router_core.placement.reasons import HintOutcome

@@ -5,8 +5,8 @@ import socket
 from typing import Any
 
 from agent.effects.clock import SystemClock
-from agent.relay.accept import Roll
-from agent.relay.listener import ServerConnection
+from agent.relay.http.acceptor import Roll
+from agent.relay.http.connection import ServerConnection
 from router_core import limits
 from tests.agent.relay.client import Client, post
 from tests.agent.relay.rig import running

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Never
 
 from agent.effects.clock import SystemClock
-from agent.relay.wiring import Hands
+from agent.relay.forwarding.context import Hands
 from router_core.placement.request.request import Endpoint
 from tests.support.until import until
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.relay.api import Doors
+from agent.relay.frontends.local import Doors
 from agent.relay.ports import Phase, Turned
 from router_core.record.state import Dialect
 from tests.agent.relay.client import BODY, Client, ask, get, post

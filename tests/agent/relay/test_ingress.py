@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.relay.route import decode_state
+from agent.relay.upstream.route_header import decode_state
 from router_core.record.state import Role
 from tests.agent.relay.client import BODY, CHAT
 from tests.agent.relay.ingress_rig import ROUTE, STATE, chunked, code_of, head, ingress

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from agent.relay.intake import BodyReader, HeadReader, Request
+from agent.relay.http.parser import BodyReader, HeadReader, Request
 from router_core import limits
 from tests.agent.relay.client import BODY, Client, ask, post
 from tests.agent.relay.rig import running

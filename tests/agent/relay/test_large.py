@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.relay.dialects import large, ollama, relayed, spans, walk
 from agent.relay.dialects.facts import BodyFault, Facts
-from agent.relay.parcel import Parcel, is_heavy
+from agent.relay.forwarding.body import Parcel, is_heavy
 from router_core import limits
 from router_core.record.state import Dialect
 from tests.agent.relay.client import BODY, Client, ask, get, post

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.relay.codes import CODES
 from agent.relay.dialects.ollama import NATIVE
-from agent.relay.native_lists import least_version, ps_of, tags_of
-from agent.relay.paths import ROUTES, Closed, View, route_for
+from agent.relay.frontends.codes import CODES
+from agent.relay.frontends.native_lists import least_version, ps_of, tags_of
+from agent.relay.frontends.routes import ROUTES, Closed, View, route_for
 from agent.relay.ports import Held, Offered, Turned
 from router_core.record.state import Dialect
 from tests.agent.relay.client import BODY, Client, ask, get, post

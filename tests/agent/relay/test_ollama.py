@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.relay.codes import CODES, message_of, status_of
 from agent.relay.dialects import ollama, openai
 from agent.relay.dialects.facts import BodyFault, Facts
 from agent.relay.dialects.ollama import NATIVE
 from agent.relay.dialects.relayed import RELAYED, read, tongue_of
-from agent.relay.parcel import Parcel
+from agent.relay.forwarding.body import Parcel
+from agent.relay.frontends.codes import CODES, message_of, status_of
 from router_core.record.state import Dialect
 
 FOREIGN = st.recursive(

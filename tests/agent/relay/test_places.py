@@ -3,8 +3,8 @@
 from typing import Any
 
 from agent.relay.dialects.facts import Facts
-from agent.relay.places import Places, attempt_target
 from agent.relay.ports import Routed
+from agent.relay.upstream.targets import Places, attempt_target
 from router_core.policy.exchange import ExchangePolicy
 from tests.agent.relay.rig import Fleet, Local, at
 from tests.support.routes import a_choice, a_route, an_estimate

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.relay.pool import ConnectFailed, Pool
-from agent.relay.upstream import Options, Target
+from agent.relay.upstream.connection import Options, Target
+from agent.relay.upstream.pool import ConnectFailed, Pool
 from router_core import limits
 from router_core.router.failure import OWN, Cause
 from tests.support.until import until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.relay.listener import ServerConnection
+from agent.relay.http.connection import ServerConnection
 from router_core import limits
 from tests.agent.relay.client import BODY, Client, get, post
 from tests.agent.relay.ingress_rig import head, ingress

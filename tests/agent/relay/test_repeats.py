@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.relay.api import ApiFront, Doors
-from agent.relay.headers import Dates
-from agent.relay.intake import Head, HeadReader, Request
-from agent.relay.listener import ServerConnection
-from agent.relay.repeats import DIGITS, MOST, Repeats
-from agent.relay.upstream import AnswerHead, Options, Target, UpstreamConnection
+from agent.relay.frontends.local import ApiFront, Doors
+from agent.relay.http.connection import ServerConnection
+from agent.relay.http.headers import Dates
+from agent.relay.http.parser import Head, HeadReader, Request
+from agent.relay.http.repeats import DIGITS, MOST, Repeats
+from agent.relay.upstream.connection import AnswerHead, Options, Target, UpstreamConnection
 from router_core.router.failure import Cause
 from tests.agent.relay.client import BODY
 from tests.agent.relay.corpus import ALL, LENGTH, at_api, head

@@ -3,7 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from agent.relay.route import decode_state, encode_state, format_ahead, format_route, parse_route
+from agent.relay.upstream.route_header import (
+    decode_state,
+    encode_state,
+    format_ahead,
+    format_route,
+    parse_route,
+)
 from tests.agent.relay.ingress_rig import ROUTE, STATE
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent.identity.admittance import Refusal
 from agent.identity.routes import Port
-from agent.relay.listener import ServerConnection
+from agent.relay.http.connection import ServerConnection
 from router_core import limits
 from router_core.record.state import Dialect
 from tests.agent.relay.client import BODY, Client, get, post

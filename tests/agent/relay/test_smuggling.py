@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.relay.headers import engine_head, passed_up
-from agent.relay.intake import Request
+from agent.relay.http.headers import engine_head, passed_up
+from agent.relay.http.parser import Request
 from tests.agent.relay.client import BODY, CHAT, Client, ask
 from tests.agent.relay.corpus import (
     ALL,

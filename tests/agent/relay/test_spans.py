@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.relay.dialects import openai, spans
 from agent.relay.dialects.facts import BodyFault
-from agent.relay.parcel import Parcel
+from agent.relay.forwarding.body import Parcel
 from router_core.record.state import Dialect
 
 VALUES = st.recursive(

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from agent.relay.dialects.facts import Facts
 from agent.relay.dialects.relayed import tongue_of
-from agent.relay.front import Answer
+from agent.relay.frontends.replies import ApiVoice
+from agent.relay.http.frontend import Answer
 from agent.relay.ports import Asked, Routed, Turned
-from agent.relay.voice import ApiVoice
 from router_core.exchange.events import Reply
 from router_core.placement.reasons import HintOutcome
 from router_core.placement.request.request import HintNote

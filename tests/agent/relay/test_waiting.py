@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.relay.vital import Vital, Watch
-from agent.relay.wiring import sweep_lateness
+from agent.relay.forwarding.context import sweep_lateness
+from agent.relay.forwarding.signs_of_life import Vital, Watch
 from router_core.policy.exchange import ExchangePolicy, Hedge
 from router_core.record.membership import Liveness
 from router_core.record.state import EngineFacts, EngineLoad, EngineState

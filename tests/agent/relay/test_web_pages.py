@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.relay.api import Doors
+from agent.relay.frontends.local import Doors
 from tests.agent.relay.client import BODY, Heard, ask
 from tests.agent.relay.rig import running
 from tests.support.recorder import Recorder

@@ -4,12 +4,12 @@ import asyncio
 from typing import Any
 
 from agent.effects.clock import SystemClock
-from agent.relay.codes import status_of
-from agent.relay.front import Answer, Buffered
-from agent.relay.front import Client as Connection
-from agent.relay.headers import Dates
-from agent.relay.intake import Request
-from agent.relay.listener import ServerConnection
+from agent.relay.frontends.codes import status_of
+from agent.relay.http.connection import ServerConnection
+from agent.relay.http.frontend import Answer, Buffered
+from agent.relay.http.frontend import Client as Connection
+from agent.relay.http.headers import Dates
+from agent.relay.http.parser import Request
 
 
 class Wire(asyncio.Transport):

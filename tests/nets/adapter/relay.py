@@ -9,23 +9,23 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from agent.board import Board
-from agent.node.draining import Drains
-from agent.node.learning import Learning
-from agent.node.observing import Observing
-from agent.node.placing import Placing
-from agent.node.viewing import Viewing
-from agent.node.work import WatchedWork
+from agent.node.config.drains import Drains
+from agent.node.routing.learning import Learning
+from agent.node.routing.observer import Observing
+from agent.node.routing.placement import Placing
+from agent.node.state.view import Viewing
+from agent.node.state.work import WatchedWork
 from agent.observe.instruments import DecisionMetrics, RelayMetrics
 from agent.observe.log import Log
-from agent.relay.accept import Roll
-from agent.relay.api import ApiFront, Doors
-from agent.relay.front import Answer
-from agent.relay.intake import HeadReader
-from agent.relay.intake import Request as Parsed
-from agent.relay.pool import ConnectFailed
+from agent.relay.forwarding.context import Hands, Wiring, sweep_lateness
+from agent.relay.frontends.local import ApiFront, Doors
+from agent.relay.http.acceptor import Roll
+from agent.relay.http.frontend import Answer
+from agent.relay.http.parser import HeadReader
+from agent.relay.http.parser import Request as Parsed
 from agent.relay.ports import AccessLine, PeerRoute, Phase
-from agent.relay.upstream import AnswerHead
-from agent.relay.wiring import Hands, Wiring, sweep_lateness
+from agent.relay.upstream.connection import AnswerHead
+from agent.relay.upstream.pool import ConnectFailed
 from router_core.ids import MeshId, NodeId, NodeName, id8_of, node_id_of
 from router_core.placement.decision.ids import DecisionIds
 from router_core.placement.record import DecisionRecord

@@ -1,0 +1,1 @@
+"""The config folder in force: endpoints, draining, reloading."""

@@ -1,0 +1,1 @@
+"""What the relay needs to route requests: placement, targets, admission, learning."""

@@ -1,0 +1,1 @@
+"""What this node shows to people."""

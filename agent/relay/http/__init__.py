@@ -1,0 +1,1 @@
+"""Client connections: HTTP read and written, whatever is asked."""

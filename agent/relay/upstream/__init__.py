@@ -1,0 +1,1 @@
+"""Connections to engines and peers, and what one attempt sees of them."""
