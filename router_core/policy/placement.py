@@ -103,8 +103,6 @@ class PlacementPolicy:
     pressed.
     A share ``explore_share`` of requests tries a row with fewer than ``explore_samples`` own samples, if neither it nor
     the chosen one risks the targets by ``explore_risk``.
-    A model that a load evicts, and that will be asked for, costs ``debt_times`` what it takes to load again: its requests
-    wait for that meanwhile, and it evicts others in turn.
     ``hedge``: when a second attempt is made while the first one goes on.
     ``realloc_enabled``: this node may load and unload models of its own engines by their worth.
     ``pack_below``: rows whose ``slo`` factor is less go by how full they are, 0 packs nothing. ``hash`` is that of all
@@ -170,7 +168,6 @@ class PlacementPolicy:
     unknown_factor: float = 0.33
     rtt_s: float = 0.001
     link_bytes_per_s: float = 100e6
-    debt_times: float = 3.0
     debt_scale_s: float = 20.0
     debt_horizon_s: float = 600.0
     least_fit_gib: float = 0.3
@@ -197,8 +194,6 @@ class PlacementPolicy:
             yield "herd multipliers must satisfy 1 <= floor <= cap <= crowd cap"
         if not 0.0 <= self.veto_needs_below <= self.veto_above:
             yield "a veto needs a row below a limit that is not above the one it vetoes from"
-        if self.debt_times < 0.0:
-            yield f"debt_times is {self.debt_times}, must be at least 0"
         for name in (
             "rtt_s",
             "debt_scale_s",

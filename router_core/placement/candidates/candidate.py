@@ -63,7 +63,7 @@ class Row(Struct, frozen=True, gc=False, kw_only=True):
     why it is out or only a reserve. Speeds are kept as seconds per token; ``load_s`` is the time until the model could
     serve (0 if resident), ``reload_s`` that of loading it with another context. ``base`` stands for the weights
     whatever their quantisation, ``family`` for what they descend from. ``need_bytes`` is what a load probably takes of
-    ``room_bytes``, on a scale of ``fit_scale``, and ``debt_s`` what that costs other models' requests later, in seconds; ``weight_bytes`` what it takes for certain (0: not told) of the most that it
+    ``room_bytes``, on a scale of ``fit_scale``, and ``debt_s`` what that costs other models later, in seconds of loading; ``weight_bytes`` what it takes for certain (0: not told) of the most that it
     can get, ``reach_bytes``. ``foreign`` counts requests at the engine that did not come through pairmesh, ``k`` is the
     useful batch size,
     ``token_s`` are seconds per token alone, ``full_token_s`` in a batch of that size,
@@ -253,7 +253,7 @@ def row_of(
     caps = _capabilities(engine, model)
     resident_ctx = draft.resident.ctx if resident and draft.resident is not None else None
     tuned = remote or resident or loading
-    reloads_s = 0.0 if tuned else _reloads_s(draft, need, able, policy, reload_s)
+    debt_s = 0.0 if tuned else _debt_s(draft, need, able, policy, reload_s)
     scale = _fit_scale(draft, policy)
     return Row(
         key=draft.key,
@@ -319,8 +319,8 @@ def row_of(
         samples=able.n,
         pressure=squeeze.score,
         memory=0.0 if tuned else _memory(need, room, scale, policy),
-        switch=1.0 - math.exp(-reloads_s / policy.debt_scale_s),
-        debt_s=policy.debt_times * reloads_s,
+        switch=1.0 - math.exp(-debt_s / policy.debt_scale_s),
+        debt_s=debt_s,
         way_s=max(0.0, (node.rtt_ms or 0) / 1000.0 - policy.rtt_s),
     )
 
@@ -403,7 +403,7 @@ def _load_s(draft: Draft, able: Abilities) -> float:
     return able.load_s
 
 
-def _reloads_s(
+def _debt_s(
     draft: Draft,
     need: float | None,
     able: Abilities,
@@ -419,7 +419,7 @@ def _reloads_s(
     free = _free_bytes(draft)
     if need is None or free is None:
         return 0.0
-    lacking, total_s = need - free, 0.0
+    lacking, debt = need - free, 0.0
     here = [
         row
         for row in draft.volatile.residents
@@ -432,8 +432,8 @@ def _reloads_s(
         lacking -= size
         wanted = 1.0 - math.exp(-policy.debt_horizon_s / max(1, row.idle_s))
         own_s = reload_s(row.model)
-        total_s += wanted * (own_s if own_s is not None else able.load_s * size / need)
-    return total_s
+        debt += wanted * (own_s if own_s is not None else able.load_s * size / need)
+    return debt
 
 
 def seen_load_s(draft: Draft, profiles: Profiles) -> float | None:

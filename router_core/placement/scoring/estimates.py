@@ -65,8 +65,7 @@ def estimate(
 
     ``ahead`` is how many have to end there before, ``tpot`` as last told ``age_ms`` ago, ``hit`` the prompt tokens that
     are probably cached there. What others pay is part of the cost: a request that is larger than usual pays more for
-    waiting, as it keeps others waiting longer, and a load pays for those who
-    want the models that it evicts.
+    waiting, as it keeps others waiting longer, and a load pays what the models that it evicts take to load again.
     """
     row = pace.row
     wait_s = ahead * pace.turn_s

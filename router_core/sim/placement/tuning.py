@@ -47,7 +47,6 @@ KNOBS: tuple[str, ...] = (
     "tie_per_period",
     "herd_floor",
     "herd_cap",
-    "debt_times",
     "debt_scale_s",
     "debt_horizon_s",
 )

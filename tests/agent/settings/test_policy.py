@@ -21,7 +21,6 @@ CONSTANTS = {
     "nearest_names", "candidates_kept", "authority.in_flight", "authority.failures", "authority.open_ms",
     "authority.answers_kept", "scored_all", "scored_best", "scored_calm", "wait_doubt", "wait_doubt_each",
     "wait_by_size", "decode_share", "cost_least_s", "herd_share", "ahead_least", "patient_after",
-    "debt_times",
 }  # fmt: skip
 """Fields that no operator tunes."""
 

@@ -273,7 +273,6 @@ class Plain:
         size = need.prompt * row.prefill_s_per_token + need.output * self.full_token_s(row)
         by_size = self.policy.wait_by_size * size / self.usual_s(row)
         cost = net + load + prefill + wait * (1 + by_size) + self.policy.decode_share * need.output * tpot
-        cost += row.debt_s
         late = risk(ttft, need.ttft_s, sd)
         pace = risk(tpot, need.tpot_s, row.s_gen) if need.tpot_s is not None and need.output else 0.0
         owed = self.fleet.live.ledger.owed.get(row.key)

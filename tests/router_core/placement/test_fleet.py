@@ -221,17 +221,15 @@ def test_what_an_eviction_costs_is_what_the_evicted_model_takes_to_load_again() 
     view = a_view(a_change("a", static=a_static(models=models), volatile=volatile))
     keys = {row.model: row.profile_key for row in folded(view).rows}
 
-    def tiny(**loads_s: float) -> Row:
+    def switch(**loads_s: float) -> float:
         profiles = Profiles(ProfilePolicy())
         for model, seconds in loads_s.items():
             profiles.learn(Outcome(key=keys[model], at_ms=NOW, result=Result.OK, load_ms=1000 * seconds))
-        return next(row for row in folded(view, profiles=profiles).rows if row.model == "tiny")
+        return next(row.switch for row in folded(view, profiles=profiles).rows if row.model == "tiny")
 
-    for other in (60.0, 1.0):
-        row = tiny(tiny=2.0, other=other)
-        assert row.switch == pytest.approx(1 - math.exp(-other / POLICY.debt_scale_s), abs=1e-3)
-        assert row.debt_s == pytest.approx(POLICY.debt_times * other, abs=1e-3)
-    assert tiny(other=60.0).switch == tiny(tiny=30.0, other=60.0).switch
+    assert switch(tiny=2.0, other=60.0) == pytest.approx(1 - math.exp(-60 / POLICY.debt_scale_s), abs=1e-3)
+    assert switch(tiny=2.0, other=1.0) == pytest.approx(1 - math.exp(-1 / POLICY.debt_scale_s), abs=1e-3)
+    assert switch(other=60.0) == switch(tiny=30.0, other=60.0)
 
 
 def test_the_longest_idle_is_evicted_first_and_no_more_than_must_be() -> None:

@@ -80,7 +80,6 @@ def a_chance_row(rng: Random, number: int, odd: int = 1) -> Row:
         pressure=rng.uniform(0, 0.3) if rng.random() < 0.9 else rng.random(),
         memory=0.0 if resident else rng.random(),
         switch=0.0 if resident else rng.random(),
-        debt_s=0.0 if resident else rng.choice([0.0, rng.expovariate(0.1)]),
         ctx=rarely(rng.randint(1_000, 3_000), 8_192, 8),
         bits=rng.choice((None, 4.9, 8.5)),
         room_bytes=rarely(1.0 * GIB, 16.0 * GIB),

@@ -32,7 +32,6 @@ from router_core.policy.profile import ProfilePolicy
         lambda: PlacementPolicy(herd_floor=9.0),
         lambda: PlacementPolicy(herd_floor=0.5),
         lambda: PlacementPolicy(rtt_s=0.0),
-        lambda: PlacementPolicy(debt_times=-1.0),
         lambda: PlacementPolicy(link_bytes_per_s=-1.0),
         lambda: PlacementPolicy(pareto_eps=1.0),
         lambda: PlacementPolicy(aliases=(("chat", ()),)),
