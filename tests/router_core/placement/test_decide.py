@@ -168,6 +168,18 @@ def test_factors_stay_in_bounds_and_the_record_can_be_written(
     assert msgspec.msgpack.decode(packed, type=DecisionRecord) == decision.record
 
 
+@settings(max_examples=40, deadline=None)
+@given(fleets(), requests)
+def test_the_record_tells_every_factor_of_a_scored_candidate(
+    found: tuple[Row, ...], request: PlacementRequest
+) -> None:
+    decision = decided(request, a_fleet(*found))
+    seen = decision.evidence
+    scored = [row for row in (seen.chosen, *seen.others, *seen.reserves) if row is not None]
+    told = {(candidate.row, candidate.model): candidate.f for candidate in decision.record.candidates}
+    assert told == {(each.key, each.model): each.f for each in scored}
+
+
 @pytest.mark.promise("an excluded candidate is never chosen, and empty is never all")
 @settings(max_examples=80, deadline=None)
 @given(fleets(), requests)
