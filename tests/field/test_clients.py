@@ -196,8 +196,8 @@ async def test_a_refusal_names_what_is_lacking_and_what_is_allowed(tmp_path: Pat
     caps = '[[models]]\nname = "m"\ncaps = {vision = false, tools = false}\n'
     async with one(tmp_path, extra=caps) as (node, engine):
         asked: list[tuple[dict[str, Any], dict[str, str], str, str]] = [
-            ({"messages": PICTURE}, {}, "capability", "what the request needs: vision"),
-            ({"tools": TOOLS}, {}, "capability", "what the request needs: tools"),
+            ({"messages": PICTURE}, {}, "capability", "no endpoint of this model supports vision"),
+            ({"tools": TOOLS}, {}, "capability", "no endpoint of this model supports tools"),
             (
                 {},
                 {"x-pairmesh-require": "cap=flying"},

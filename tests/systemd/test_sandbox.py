@@ -53,13 +53,13 @@ def test_the_sandbox_denies(what: str) -> None:
 
 BINDS = """
 import asyncio, os, pathlib
-from agent.admin.peercred import Admission
+from agent.admin.peercred import SocketAdmission
 from agent.admin.server import AdminServer
 
 class NoRoutes: pass
 
 async def main():
-    server = AdminServer(NoRoutes(), admission=Admission(uid=os.geteuid(), group=GROUP))
+    server = AdminServer(NoRoutes(), admission=SocketAdmission(uid=os.geteuid(), group=GROUP))
     await server.listen_socket(pathlib.Path("admin.sock"))
     print(oct(pathlib.Path("admin.sock").stat().st_mode & 0o777), pathlib.Path("admin.sock").stat().st_gid)
     await server.aclose()
