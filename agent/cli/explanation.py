@@ -248,7 +248,8 @@ def _chosen(record: DecisionRecord) -> Iterator[str]:
 def _nobody(record: DecisionRecord) -> str:
     """Why no candidate was left."""
     if record.reason is Reason.CAPABILITY:
-        return f"no endpoint supports {', '.join(record.req.requires) or 'what the request needs'}"
+        needs = record.req.requires
+        return f"no endpoint supports {'all of ' if len(needs) > 1 else ''}{', '.join(needs) or 'what the request needs'}"
     return NOBODY.get(record.reason, f"no endpoint passed the check {record.reason.value}")
 
 

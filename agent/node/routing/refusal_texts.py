@@ -63,13 +63,14 @@ def _capability(decision: Decision, rows: list[Row]) -> str:
         told = f"; it is served on {', '.join(paths)}" if paths else ""
         return f"the engines of this model do not speak {dialect_name(need.dialect)}{told}"
     lacks = [lacking(row, need) for row in speaking]
-    names = capability_names(reduce(and_, lacks)) or capability_names(reduce(or_, lacks))
+    nowhere = capability_names(reduce(and_, lacks))
+    names = nowhere or capability_names(reduce(or_, lacks))
     if not names:
         return (
             "no endpoint of this model is known to be as large as the terms params>= and bits>= of x-pairmesh-require "
             "demand"
         )
-    text = f"no endpoint of this model supports {', '.join(names)}"
+    text = f"no endpoint of this model supports {'' if nowhere else 'all of '}{', '.join(names)}"
     asked = capability_names(need.explicit & reduce(or_, lacks))
     if asked:
         text += f" (x-pairmesh-require: {', '.join(f'cap={name}' for name in asked)} must be known to hold)"

@@ -129,6 +129,9 @@ def test_a_refusal_names_what_no_endpoint_supports() -> None:
     requires = replace(record().req, requires=("vision",))
     text = told(action=Action.REJECT, reason=Reason.CAPABILITY, req=requires, **nobody)
     assert "refused (capability, status 400): no endpoint supports vision\n" in text
+    requires = replace(requires, requires=("streaming", "vision"))
+    text = told(action=Action.REJECT, reason=Reason.CAPABILITY, req=requires, **nobody)
+    assert "no endpoint supports all of streaming, vision\n" in text
 
 
 def test_a_choice_among_loaded_hosts_says_so_with_what_loads_them() -> None:
