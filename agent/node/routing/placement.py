@@ -6,7 +6,6 @@ Nothing of a request's text is ever here: the relay hands over counts and sizes.
 """
 
 from collections.abc import Coroutine
-from random import Random
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -18,9 +17,7 @@ from agent.node.routing.request import request_of
 from agent.observe.instruments import DecisionMetrics
 from agent.relay.frontends.replies import API_SIDE, hints_header
 from agent.relay.ports import AccessLine, Asked, AttemptReport, Queued, Routed, Turned
-from router_core.placement.candidates.fleet import Fleet
 from router_core.placement.decision.authority import coarse
-from router_core.placement.decision.decide import decide
 from router_core.placement.decision.decision import Decision
 from router_core.placement.reasons import HintOutcome, Reason
 from router_core.placement.record import Attempt, Choice, DecisionRecord
@@ -44,29 +41,6 @@ class Keeping(Protocol):
     def put(self, record: DecisionRecord) -> None: ...
 
 
-class TimedDecider:
-    """Decides as shipped, and tells how many seconds the last decision took."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.took_s = 0.0
-        self._clock = clock
-
-    def __call__(
-        self,
-        request: PlacementRequest,
-        fleet: Fleet,
-        policy: PlacementPolicy,
-        now: int,
-        rng: Random,
-        *,
-        called: str | None = None,
-    ) -> Decision:
-        began_us = self._clock.boot_us()
-        decision = decide(request, fleet, policy, now, rng, called=called)
-        self.took_s = (self._clock.boot_us() - began_us) / 1e6
-        return decision
-
-
 class Placing:
     """Makes a ``Choosing`` per request; hears of attempts and endings. Satisfies the relay's ``Placer``."""
 
@@ -83,7 +57,6 @@ class Placing:
         self.clock = clock
         self.metrics = metrics
         self.authority = authority
-        self.timed = router.decider = TimedDecider(clock)
         self._journal = journal
         self.open: dict[str, Choosing] = {}
         """Requests under way, by the decision that tells of them."""
@@ -213,9 +186,10 @@ class Choosing:
         if placement is None:
             return self._misunderstood()
         before, waited = placement.decision, placement.log.is_waiting
+        began_us = placing.clock.boot_us()
         decision = placement.decide(now, attempt=attempt, tried=tried, refused=refused, declined=declined)
         if decision.hold is None or not waited:
-            placing.metrics.decided(decision, placing.timed.took_s)
+            placing.metrics.decided(decision, (placing.clock.boot_us() - began_us) / 1e6)
         if placement.decision is decision:
             placing.opened(decision.id, self, None if before is None else before.id)
         choice = decision.chosen
